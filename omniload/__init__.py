@@ -1,0 +1,1 @@
+"""Samples from many sources become balanced, packed, per-rank microbatches."""

@@ -1,0 +1,59 @@
+"""Exceptions of the loader.
+
+::
+
+    OmniloadError
+    ├── MixtureError (ValueError)           the mixture file or a keyword that overrides it
+    ├── PlaceError (ValueError)             ranks that cannot share the lanes
+    ├── StateError (ValueError)             a state that does not belong to this mixture or place
+    ├── SourceError
+    │   ├── SourceNotFound (FileNotFoundError)   a path that matches nothing
+    │   ├── ColumnMissing (LookupError)          no column the loader knows how to read
+    │   ├── CorruptSource (ValueError)           a file that cannot be read as what it claims to be
+    │   └── SampleError (ValueError)             one sample that breaks its source's policy
+    └── LoaderTimeout (TimeoutError)        a wait that outlasted its limit; names what it waited for
+
+Every message is one line: what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class OmniloadError(Exception):
+    """Base of every error the loader raises on purpose."""
+
+
+class MixtureError(OmniloadError, ValueError):
+    """The mixture file, or a keyword that overrides it, is not valid."""
+
+
+class PlaceError(OmniloadError, ValueError):
+    """The lanes of the mixture cannot be shared by these ranks."""
+
+
+class StateError(OmniloadError, ValueError):
+    """A saved state does not belong to this mixture, this data or this place."""
+
+
+class SourceError(OmniloadError):
+    """Something is wrong with the data of one source."""
+
+
+class SourceNotFound(SourceError, FileNotFoundError):
+    """A source's path matches no file."""
+
+
+class ColumnMissing(SourceError, LookupError):
+    """A file has no column that the loader knows how to read."""
+
+
+class CorruptSource(SourceError, ValueError):
+    """A file cannot be read as what it claims to be."""
+
+
+class SampleError(SourceError, ValueError):
+    """A sample breaks a policy of its source that says ``error``."""
+
+
+class LoaderTimeout(OmniloadError, TimeoutError):
+    """A wait inside the loader outlasted its limit."""
