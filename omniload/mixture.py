@@ -145,7 +145,7 @@ class Mixture(_Frozen):
             )
         for stage in self.schedule:
             self._check_stage(stage)
-        if not self.schedule or self.schedule[0].step > 0 or self.schedule[0].weights is None:
+        if not self.schedule or self.schedule[0].step > 0 or any(s.weights is None for s in self.schedule):
             self._check_positive({name: spec.weight for name, spec in self.sources.items()}, "sources")
         return self
 
@@ -191,13 +191,19 @@ class Mixture(_Frozen):
         except ValidationError as error:
             raise MixtureError(f"{where}: {_first_problem(error, cls)}") from None
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the sources, sorted: the numbering of sources does not depend on the order in the file."""
+        return sorted(self.sources)
+
     def weights_at(self, step: int) -> list[float]:
-        """Declared weights in force at ``step``, in the order of ``sources``; not normalised."""
-        weights: Mapping[str, float] | None = None
+        """Declared weights in force at ``step``, in the order of `names`; not normalised."""
+        own: Mapping[str, float] = {name: spec.weight for name, spec in self.sources.items()}
+        weights = own
         for stage in self.schedule:
             if stage.step <= step:
-                weights = stage.weights
-        return [spec.weight if weights is None else weights[name] for name, spec in self.sources.items()]
+                weights = own if stage.weights is None else stage.weights
+        return [weights[name] for name in self.names]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

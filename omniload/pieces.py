@@ -13,7 +13,7 @@ import numpy as np
 
 PIECE = np.dtype(
     [
-        ("source", "<u2"),  # index into the mixture's sources, by name order of the file
+        ("source", "<u2"),  # index into the mixture's sources, sorted by name
         ("epoch", "<u2"),  # pass over the source, from 0
         ("file", "<u4"),  # index into the source's sorted listing
         ("block", "<u4"),  # block of the file (row group, byte range), in file order
@@ -78,9 +78,11 @@ class SampleChunk:
     """``int64[n + 1]``: sample i owns ``pieces[first_piece[i]:first_piece[i + 1]]``, none if dropped."""
     position: np.ndarray
     """``int64[n]``: permuted row of each sample in the window."""
+    sub: np.ndarray
+    """``int64[n]``: which sample of its row each sample is."""
     rows: np.ndarray
     """``int64[n + 1]``: raw rows consumed with sample i and not with the one before; the last entry counts
-    the rows after the last sample."""
+    the rows after the last sample. A chunk that begins inside a row (``begin.sub > 0``) does not count it again."""
     failures: np.ndarray
     """``int64[n + 1]``: as ``rows``, the quarantined ones among them."""
     tokens: np.ndarray

@@ -1,0 +1,7 @@
+"""The Planner role and the stages it is made of: mix, pack, cost, balance, freeze."""
+
+from omniload.planner.plan import Plan
+from omniload.planner.planner import Metadata, Planner
+from omniload.planner.state import SourceState, StreamState
+
+__all__ = ["Metadata", "Plan", "Planner", "SourceState", "StreamState"]

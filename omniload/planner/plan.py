@@ -1,0 +1,66 @@
+"""The plan of one step: which pieces, in which packs, in which lanes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from omniload.planner.cost import attention_cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the whole job trains on in one step. Independent of ranks, machines and timing."""
+
+    step: int
+    """Index of the step, from 0."""
+    num_lanes: int
+    """Microbatch slots of the step."""
+    pieces: np.ndarray
+    """``PIECE[n]``, by pack, in the order they lie in it."""
+    offsets: np.ndarray
+    """``int64[packs + 1]``: pack p holds ``pieces[offsets[p]:offsets[p + 1]]``."""
+
+    @property
+    def num_packs(self) -> int:
+        """Packs of the step."""
+        return len(self.offsets) - 1
+
+    @property
+    def packs_per_lane(self) -> int:
+        """Packs of each lane; lane l holds the packs from ``l * packs_per_lane`` on."""
+        return self.num_packs // self.num_lanes
+
+    @cached_property
+    def num_target_tokens(self) -> int:
+        """Tokens of the step that count in the loss, over all lanes."""
+        return int(self.pieces["targets"].sum(dtype=np.int64))
+
+    @cached_property
+    def lane_costs(self) -> np.ndarray:
+        """``int64[lanes]``: predicted cost of each lane."""
+        starts = self.offsets[: -1 : self.packs_per_lane]
+        return np.add.reduceat(attention_cost(self.pieces["length"]), starts)
+
+    @cached_property
+    def hash(self) -> str:
+        """Digest of everything above: equal plans, and only those, have equal hashes."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(np.array([self.step, self.num_lanes, self.num_packs], "<i8").tobytes())
+        digest.update(self.offsets.astype("<i8").tobytes())
+        digest.update(self.pieces.tobytes())
+        return digest.hexdigest()
+
+    def lane_slice(self, lane: int) -> slice:
+        """The pieces of one lane, as a slice of ``pieces``."""
+        first = lane * self.packs_per_lane
+        return slice(int(self.offsets[first]), int(self.offsets[first + self.packs_per_lane]))
+
+    def pack_of_piece(self, lane: int) -> np.ndarray:
+        """``int64[n]``: the pack, numbered in the step, of each piece of a lane."""
+        first = lane * self.packs_per_lane
+        counts = np.diff(self.offsets[first : first + self.packs_per_lane + 1])
+        return np.repeat(np.arange(first, first + self.packs_per_lane), counts)

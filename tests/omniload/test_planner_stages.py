@@ -1,0 +1,116 @@
+"""The stages of planning one by one: weights, mixing, packing, choosing, balancing."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.planner.balance import longest_processing_time
+from omniload.planner.mix import WEIGHT_UNIT, integer_weights, most_owed
+from omniload.planner.pack import MAX_WAIT_STEPS, best_fit_decreasing, choose_packs
+
+weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(any)
+
+
+@given(weights)
+def test_integer_weights_add_up_and_stay_within_one_part(given_weights: list[float]) -> None:
+    parts = integer_weights(given_weights)
+    assert sum(parts) == WEIGHT_UNIT
+    for part, weight in zip(parts, given_weights, strict=True):
+        assert abs(part - weight / sum(given_weights) * WEIGHT_UNIT) <= 1.001
+        assert part == 0 or weight > 0
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-5, 0.1, 1.0, 3.0]), min_size=1, max_size=6).filter(any),
+    st.lists(st.integers(1, 50), min_size=1, max_size=400),
+)
+def test_every_prefix_of_draws_stays_within_two_longest_samples_of_its_share(
+    given_weights: list[float], lengths: list[int]
+) -> None:
+    parts = integer_weights(given_weights)
+    deficits = [0] * len(parts)
+    drawn = [0] * len(parts)
+    for length in lengths:
+        source = most_owed(deficits, parts)
+        assert parts[source] > 0
+        for i, part in enumerate(parts):
+            deficits[i] += part * length
+        deficits[source] -= WEIGHT_UNIT * length
+        drawn[source] += length
+        assert sum(deficits) == 0
+        for got, part in zip(drawn, parts, strict=True):
+            assert abs(got - sum(drawn) * part / WEIGHT_UNIT) <= 2 * max(lengths)
+
+
+def test_a_rare_source_gets_its_share_over_fifty_thousand_draws() -> None:
+    parts = integer_weights([1.0 - 1e-5, 1e-5])
+    deficits, drawn = [0, 0], [0, 0]
+    for _ in range(50_000):
+        source = most_owed(deficits, parts)
+        deficits = [d + p for d, p in zip(deficits, parts, strict=True)]
+        deficits[source] -= WEIGHT_UNIT
+        drawn[source] += 1
+    assert abs(drawn[1] - 0.5) <= 2
+
+
+@given(st.lists(st.integers(1, 64), max_size=200))
+def test_best_fit_places_every_piece_once_and_no_pack_overflows(lengths: list[int]) -> None:
+    array = np.array(lengths, np.int64)
+    order, pack = best_fit_decreasing(array, 64)
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    assert np.all(np.diff(array[order]) <= 0)
+    if lengths:
+        fill = np.bincount(pack, weights=array[order])
+        assert fill.max() <= 64
+        assert fill.min() > 0
+        # No two packs could be one: best fit opens a pack only for a piece that fits in no other.
+        assert np.sort(fill)[:2].sum() > 64 or len(fill) == 1
+
+
+@given(st.lists(st.integers(1, 30), max_size=60))
+def test_best_fit_is_the_textbook_algorithm(lengths: list[int]) -> None:
+    room: list[int] = []
+    expected = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [(left, i) for i, left in enumerate(room) if left >= length]
+        at = min(fitting)[1] if fitting else len(room)
+        if not fitting:
+            room.append(30)
+        room[at] -= length
+        expected.append(at)
+    assert best_fit_decreasing(np.array(lengths, np.int64), 30)[1].tolist() == expected
+
+
+def test_packs_with_a_piece_that_waited_come_first_oldest_first() -> None:
+    step = 10
+    born = np.array([step, step - MAX_WAIT_STEPS, step - 1, step - MAX_WAIT_STEPS - 1, step])
+    length = np.array([100, 1, 90, 2, 95])
+    pack = np.arange(5)
+    assert choose_packs(pack, length, born, step=step, num_packs=4).tolist() == [3, 1, 0, 4]  # type: ignore[union-attr]
+
+
+def test_too_few_packs_give_no_step() -> None:
+    one = np.array([0])
+    assert choose_packs(one, one + 5, one, step=0, num_packs=2) is None
+    assert choose_packs(one[:0], one[:0], one[:0], step=0, num_packs=1) is None
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(1, 4))
+def test_every_lane_gets_the_same_number_of_packs(costs: list[int], num_lanes: int) -> None:
+    costs = (costs * num_lanes)[: len(costs) // num_lanes * num_lanes or num_lanes]
+    lanes = longest_processing_time(np.array(costs, np.int64), num_lanes)
+    assert lanes.shape == (num_lanes, len(costs) // num_lanes)
+    assert sorted(lanes.ravel().tolist()) == list(range(len(costs)))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 100), min_size=6, max_size=6))
+def test_balance_is_within_four_thirds_of_the_best_under_equal_counts(costs: list[int]) -> None:
+    lanes = longest_processing_time(np.array(costs, np.int64), 3)
+    worst = max(sum(costs[pack] for pack in lane) for lane in lanes.tolist())
+    best = min(max(sum(order[i : i + 2]) for i in (0, 2, 4)) for order in permutations(costs))
+    assert 3 * worst <= 4 * best
