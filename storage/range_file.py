@@ -1,0 +1,69 @@
+"""A remote object as a file that libraries can read."""
+
+import io
+from typing import BinaryIO
+
+from storage.backend import Backend, RangeRead
+from storage.errors import Corrupt
+
+__all__ = ["open_ranges"]
+
+_BUFFER_BYTES = 1 << 20  # one request fetches at least this much; longer reads pass the buffer by
+
+
+def open_ranges(backend: Backend, path: str, url: str) -> BinaryIO:
+    """Open an object for reading by ranges.
+
+    Args:
+        backend: Where it lies.
+        path: Relative to the backend.
+        url: Full URL, for messages.
+
+    Returns:
+        A buffered, seekable file. Its size is fixed now; its errors are classified as those of ``Store`` are.
+    """
+    return io.BufferedReader(_RangeFile(backend, path, url), _BUFFER_BYTES)
+
+
+class _RangeFile(io.RawIOBase):
+    """Raw file over ``Backend.read_range``. Unlike a driver's own file it gives classified errors."""
+
+    def __init__(self, backend: Backend, path: str, url: str) -> None:
+        super().__init__()
+        self._backend = backend
+        self._path = path
+        self._url = url
+        self._size = backend.stat(path).size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if origin + offset < 0:
+            raise ValueError(f"{self._url}: seek to {origin + offset}: it must be at least 0")
+        self._position = origin + offset
+        return self._position
+
+    def readinto(self, buffer: "memoryview[int] | bytearray") -> int:  # type: ignore[override]
+        view = memoryview(buffer).cast("B")[: max(0, self._size - self._position)]
+        if not view.nbytes:
+            return 0
+        try:
+            num_read = self._backend.read_range(RangeRead(path=self._path, start=self._position, into=view))
+        except Exception as error:
+            classified = self._backend.classify(error, self._url)
+            if classified is None:
+                raise
+            raise classified from error
+        if not num_read:
+            raise Corrupt(self._url, f"had {self._size} bytes when opened, now ends before {self._position}")
+        self._position += num_read
+        return num_read
