@@ -1,0 +1,323 @@
+"""The client: `DataLoader`, what a training loop iterates over."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from omniload.errors import StateError
+from omniload.identity import Identity
+from omniload.ledger import Ledger
+from omniload.loader import SourceLoader, open_loader
+from omniload.mixture import Mixture
+from omniload.place import Place
+from omniload.planner import Plan, StreamState
+from omniload.runtime.chaos import Chaos
+from omniload.runtime.inline import InlineRuntime, Step
+from omniload.sources.split import Split
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+logger = logging.getLogger(__name__)
+
+STATE_VERSION = 1
+PLANS_KEPT = 64
+"""Steps whose plans stay at hand for `DataLoader.samples`."""
+
+Lane = dict[str, Any]
+"""One microbatch: the tensors of `LaneArrays`, and its place in the step (see `DataLoader`)."""
+
+
+class DataLoader:
+    """Packed, balanced microbatches of a mixture for one rank.
+
+    Iterating gives this rank's lanes in order, `lanes / dp_size` of them per step. A lane is a dict::
+
+        input_ids          int64[m, S]   m = packs / lanes packs of S = seq_len tokens; 0 where there is no token
+        targets            int64[m, S]   the next token of the same document, -100 where there is none
+        position_ids       int64[m, S]   position in the segment
+        segment_ids        int32[m, S]   1, 2, … for the documents of a pack; 0 for padding
+        cu_seqlens         int32[k + 1]  bounds of the segments in the m·S tokens laid end to end, padding included
+        max_seqlen         int           longest segment
+        num_target_tokens  int           targets of the whole step over all ranks: divide the summed loss by it
+        step, lane         int           which microbatch of the stream this is
+        is_last_in_step    bool          whether the optimizer steps after it
+
+    With ``labels: hf`` in the mixture, ``labels`` (unshifted) stands in place of ``targets``.
+
+    Iteration goes on from where the loader stands: after a break, after `load_state_dict`, after the end (where it
+    gives nothing more). The stream is a pure function of the mixture and its data, so any number of ranks, at any
+    time, see the same global step.
+
+    Args:
+        mixture: a YAML file, a mapping of the same shape, or a `Mixture`.
+        seq_len: overrides the mixture's tokens per pack.
+        packs: overrides the mixture's packs per step.
+        lanes: overrides the mixture's microbatch slots per step.
+        steps: overrides the mixture's length of the run.
+        dp_rank: rank on the data-parallel axes; ranks that differ on other axes only get the same lanes.
+        dp_size: number of data-parallel ranks; must divide ``lanes``.
+        mesh: instead of both, a DeviceMesh whose data-parallel axes are named ``dp…``.
+        split: ``train``, or ``held_out`` for the rows that ``held_out`` in the mixture keeps from training.
+        prefetch_steps: finished steps held ready.
+        buffer_bytes: prepared samples held per source, in bytes; what does not fit is prepared again when needed.
+        timeout_s: limit of every wait inside the loader.
+        chaos: disturbs timing, buffers and loaders at random, for tests of what must not depend on them.
+
+    Raises:
+        MixtureError: the mixture is not valid.
+        PlaceError: the ranks cannot share the lanes.
+        SourceError: a source cannot be opened.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture | Mapping[str, Any] | str | Path,
+        *,
+        seq_len: int | None = None,
+        packs: int | None = None,
+        lanes: int | None = None,
+        steps: int | None = None,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        split: Split = "train",
+        prefetch_steps: int = 2,
+        buffer_bytes: int = 256 * 2**20,
+        timeout_s: float = 300.0,
+        chaos: Chaos | None = None,
+    ) -> None:
+        self._mixture = Mixture.load(mixture, seq_len=seq_len, packs=packs, lanes=lanes, steps=steps)
+        self._place = Place.of(dp_rank=dp_rank, dp_size=dp_size, mesh=mesh)
+        self._lanes = self._place.lanes_of(self._mixture)
+        if prefetch_steps < 1:
+            raise ValueError(
+                f"prefetch_steps: {prefetch_steps} is below 1; the step being built needs a place"
+            )
+        self._prefetch_steps = prefetch_steps
+        self._timeout_s = timeout_s
+        self._chaos = chaos
+        self._loaders = self._open_loaders(split, buffer_bytes)
+        self._identity = Identity.of(self._mixture, [group[0] for group in self._loaders], split)
+        self._state = StreamState.initial(len(self._loaders))
+        self._step: Step | None = None
+        self._yielded = 0
+        self._to_skip = 0
+        self._plans: OrderedDict[int, Plan] = OrderedDict()
+        self._runtime: InlineRuntime | None = None
+        self._stopper: weakref.finalize[..., Any] | None = None
+
+    @property
+    def mixture(self) -> Mixture:
+        """The mixture, with the overrides applied."""
+        return self._mixture
+
+    def __iter__(self) -> Iterator[Lane]:
+        """This rank's lanes, from where the loader stands."""
+        while True:
+            if self._step is None or self._yielded == len(self._lanes):
+                if not self._advance():
+                    return
+                continue
+            self._yielded += 1
+            yield self._lane(self._step, self._yielded - 1)
+
+    def steps(self) -> Iterator[list[Lane]]:
+        """This rank's lanes grouped by step; after a resume inside a step, the first group is what is left of it."""
+        group: list[Lane] = []
+        for lane in self:
+            group.append(lane)
+            if lane["is_last_in_step"]:
+                yield group
+                group = []
+
+    def __len__(self) -> int:
+        """Iterations of the whole run, if the mixture says how many steps it has.
+
+        Raises:
+            TypeError: the mixture has no ``steps``.
+        """
+        if self._mixture.steps is None:
+            raise TypeError("the mixture has no 'steps', so the loader has no length")
+        return self._mixture.steps * len(self._lanes)
+
+    def samples(self, lane: Mapping[str, Any]) -> pa.Table:
+        """Where the tokens of a lane come from.
+
+        Args:
+            lane: a lane of one of the last `PLANS_KEPT` steps, or anything with its ``step`` and ``lane``.
+
+        Returns:
+            One row per piece, in the order they lie in: ``pack`` (int64, numbered in the step), ``source``
+            (string), ``epoch`` (int64), ``file`` (string), ``row`` (int64: row number, or for JSONL the byte offset
+            of the line), ``start`` and ``end`` (int64, tokens of the sample).
+
+        Raises:
+            LookupError: the step is too long ago, or not served yet.
+        """
+        plan = self._plans.get(lane["step"])
+        if plan is None:
+            raise LookupError(
+                f"step {lane['step']} is not among the last {PLANS_KEPT} served; ask for samples sooner"
+            )
+        pieces = plan.pieces[plan.lane_slice(lane["lane"])]
+        names = self._mixture.names
+        rows = np.empty(len(pieces), np.int64)
+        files: list[str] = [""] * len(pieces)
+        for i, piece in enumerate(pieces):
+            loader = self._loaders[piece["source"]][0]
+            rows[i] = loader.row_ids(int(piece["file"]), int(piece["block"]))[piece["row"]]
+            files[i] = loader.source.files[piece["file"]].path
+        start = pieces["start"].astype(np.int64)
+        return pa.table(
+            {
+                "pack": plan.pack_of_piece(lane["lane"]),
+                "source": pa.array([names[i] for i in pieces["source"]], pa.string()),
+                "epoch": pieces["epoch"].astype(np.int64),
+                "file": pa.array(files, pa.string()),
+                "row": rows,
+                "start": start,
+                "end": start + pieces["length"],
+            }
+        )
+
+    def plan(self, step: int) -> Plan:
+        """The plan of one of the last `PLANS_KEPT` steps served.
+
+        Raises:
+            LookupError: the step is too long ago, or not served yet.
+        """
+        if step not in self._plans:
+            raise LookupError(f"step {step} is not among the last {PLANS_KEPT} served")
+        return self._plans[step]
+
+    def ledger(self) -> Ledger:
+        """Where the tokens of every source went, up to the last step begun."""
+        state = self._step.after if self._step else self._state
+        return Ledger.of(self._mixture, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands after the lanes yielded so far: JSON-serialisable, the same on every rank.
+
+        At a step boundary it loads on any number of ranks; inside a step on the same number only.
+        """
+        stream, yielded = self._position()
+        state = {
+            "version": STATE_VERSION,
+            "identity": self._identity.to_json(),
+            "stream": stream.to_json(self._mixture.names),
+        }
+        if yielded:
+            state |= {"lanes_yielded": yielded, "dp_size": self._place.dp_size}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. Nothing changes if it is refused.
+
+        Raises:
+            StateError: the state is of another mixture, other data or another version, or was taken inside a step
+                on another number of ranks.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise StateError(
+                f"loader state has version {state.get('version')!r}, this omniload reads {STATE_VERSION}"
+            )
+        self._identity.check(state.get("identity"))
+        yielded, dp_size = int(state.get("lanes_yielded", 0)), state.get("dp_size")
+        if yielded and dp_size != self._place.dp_size:
+            raise StateError(
+                f"the state was taken inside a step with dp_size {dp_size} and cannot go on with dp_size"
+                f" {self._place.dp_size}: load it with dp_size {dp_size}, or save at a step boundary"
+            )
+        stream = StreamState.from_json(dict(state["stream"]), self._mixture.names)
+        self.close()
+        self._state, self._step = stream, None
+        self._yielded, self._to_skip = 0, yielded
+        self._plans.clear()
+
+    def close(self) -> None:
+        """Stop the threads. The loader stays where it is; iterating starts them again."""
+        if self._runtime is not None:
+            assert self._stopper is not None, "set together with the runtime"
+            self._state, self._to_skip = self._position()
+            self._step, self._yielded = None, 0
+            self._stopper()
+            self._runtime = None
+
+    def __enter__(self) -> Self:
+        """The loader itself; its threads stop at the end of the block."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _position(self) -> tuple[StreamState, int]:
+        """The stream before the step that is going on, and the lanes of it already yielded."""
+        if self._step is None:
+            return self._state, self._to_skip
+        if self._yielded == len(self._lanes):
+            return self._step.after, 0
+        return (self._step.before, self._yielded)
+
+    def _open_loaders(self, split: Split, buffer_bytes: int) -> list[list[SourceLoader]]:
+        """For each source, the loaders that share it: one, unless chaos wants more."""
+        if split not in ("train", "held_out"):
+            raise ValueError(f"split: '{split}' is neither 'train' nor 'held_out'")
+        groups = []
+        for name in self._mixture.names:
+            count = self._chaos.source(name).num_loaders() if self._chaos else 1
+            groups.append(
+                [
+                    open_loader(name, self._mixture, split=split, buffer_bytes=buffer_bytes)
+                    for _ in range(count)
+                ]
+            )
+        if self._place.dp_size > 1 and self._mixture.tokenizer:
+            logger.warning(
+                "each of the %d data-parallel ranks tokenizes the whole mixture by itself; pre-tokenise the data if"
+                " the loader is the bottleneck",
+                self._place.dp_size,
+            )
+        return groups
+
+    def _advance(self) -> bool:
+        """Move to the next step; False at the end of the stream."""
+        if self._runtime is None:
+            self._runtime = InlineRuntime(
+                self._mixture,
+                self._loaders,
+                self._lanes,
+                self._state,
+                prefetch_steps=self._prefetch_steps,
+                timeout_s=self._timeout_s,
+                chaos=self._chaos,
+            )
+            self._stopper = weakref.finalize(self, self._runtime.stop)
+        step = self._runtime.next_step()
+        if step is None:
+            return False
+        self._step, self._yielded, self._to_skip = step, self._to_skip, 0
+        self._plans[step.plan.step] = step.plan
+        if len(self._plans) > PLANS_KEPT:
+            self._plans.popitem(last=False)
+        return True
+
+    def _lane(self, step: Step, index: int) -> Lane:
+        lane: Lane = {
+            key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for key, value in step.lanes[index].items()
+        }
+        lane["num_target_tokens"] = step.plan.num_target_tokens
+        lane["step"] = step.plan.step
+        lane["lane"] = self._lanes[index]
+        lane["is_last_in_step"] = index == len(self._lanes) - 1
+        return lane

@@ -1,0 +1,102 @@
+"""The identity of a stream: digests of everything, besides the state, that its plans depend on.
+
+Saved with the state and compared when it is loaded, so that a resume with another mixture, other data or another
+tokenizer is refused by name and never silently trains on something else. Where the data lies is not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from omniload.errors import StateError
+from omniload.loader import SourceLoader
+from omniload.mixture import Mixture
+
+# What a source's entry does not depend on: where the files are, and how to get at them.
+_ELSEWHERE = {"path", "storage_options"}
+# Top-level keys with an entry of their own, or that only say when to stop.
+_NOT_SHAPE = {"sources", "tokenizer", "steps"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Digests by what they cover."""
+
+    shape: dict[str, Any]
+    """The mixture's top-level keys, as they are or, where long, by digest."""
+    tokenizer: str
+    """Digest of the tokenizer; empty without one."""
+    sources: dict[str, tuple[str, str]]
+    """For each source the digests of its definition and of its data."""
+
+    @classmethod
+    def of(cls, mixture: Mixture, loaders: Sequence[SourceLoader], split: str) -> Self:
+        """The identity of the stream that these loaders feed, one per source in the order of `Mixture.names`."""
+        shape: dict[str, Any] = mixture.model_dump(mode="json", exclude=_NOT_SHAPE)
+        shape["schedule"] = _digest(shape["schedule"])
+        shape["split"] = split
+        definitions = mixture.model_dump(mode="json", include={"sources"})["sources"]
+        return cls(
+            shape=shape,
+            tokenizer=loaders[0].fingerprints["tokenizer"],
+            sources={
+                name: (
+                    _digest(
+                        [
+                            {key: value for key, value in definitions[name].items() if key not in _ELSEWHERE},
+                            loader.fingerprints["template"],
+                            loader.fingerprints["transforms"],
+                        ]
+                    ),
+                    loader.fingerprints["data"],
+                )
+                for name, loader in zip(mixture.names, loaders, strict=True)
+            },
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable form."""
+        return {
+            "shape": self.shape,
+            "tokenizer": self.tokenizer,
+            "sources": {name: list(digests) for name, digests in self.sources.items()},
+        }
+
+    def check(self, saved: object) -> None:
+        """Compare with a saved identity.
+
+        Raises:
+            StateError: it is of another stream; names the first thing that differs.
+        """
+        if not isinstance(saved, dict) or saved.keys() != self.to_json().keys():
+            raise StateError("the state holds no identity of its mixture; it was not saved by this loader")
+        remedy = "resume with the mixture and data it was saved with, or start a new run"
+        for key, value in self.shape.items():
+            if saved["shape"].get(key) != value:
+                was, now = saved["shape"].get(key), value
+                detail = "" if key == "schedule" else f" from {was!r} to {now!r}"
+                raise StateError(f"mixture: '{key}' changed{detail} since the state was saved; {remedy}")
+        if saved["tokenizer"] != self.tokenizer:
+            raise StateError(f"mixture: the tokenizer changed since the state was saved; {remedy}")
+        for name in sorted(saved["sources"].keys() | self.sources.keys()):
+            if name not in self.sources:
+                raise StateError(f"mixture: source '{name}' was removed since the state was saved; {remedy}")
+            if name not in saved["sources"]:
+                raise StateError(f"mixture: source '{name}' was added since the state was saved; {remedy}")
+            was_definition, was_data = saved["sources"][name]
+            definition, data = self.sources[name]
+            if was_definition != definition:
+                raise StateError(
+                    f"mixture: source '{name}' is defined differently than when the state was saved; {remedy}"
+                )
+            if was_data != data:
+                raise StateError(f"source '{name}': its files changed since the state was saved; {remedy}")
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,356 @@
+"""The SourceLoader role: reads a source, publishes metadata in its order, hands out payload by address."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from omniload.errors import MixtureError, SampleError, StateError
+from omniload.mixture import Mixture, SourceSpec
+from omniload.pieces import Cursor, SampleChunk
+from omniload.samples.convention import TEMPLATE, find_column, kind_of_type
+from omniload.samples.cut import Labels
+from omniload.samples.prepare import Preparer, id_limit
+from omniload.samples.preparing import PreparingReader
+from omniload.samples.pretokenised import PretokenisedReader
+from omniload.samples.reader import SampleReader
+from omniload.samples.run import Run, RunPart, make_chunk
+from omniload.samples.tokenize import Tokenizer
+from omniload.samples.transforms import Transform
+from omniload.samples.window import Failure, LoadedWindow, Policy
+from omniload.sources import open_source
+from omniload.sources.order import Order
+from omniload.sources.protocol import Source
+from omniload.sources.split import Split
+
+BUFFER_BYTES = 256 << 20
+"""Default bound on the payload a loader keeps."""
+_KEPT_FAILURES = 1000
+_UNBOUNDED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Payload:
+    """Tokens of pieces, in the order asked for."""
+
+    tokens: list[np.ndarray]
+    """One array per piece, of any integer type: its tokens, and the one after it where the sample goes on."""
+    loss_mask: list[np.ndarray | None]
+    """``bool`` of the same lengths: tokens that count in the loss; None where all do."""
+
+
+class SourceLoader:
+    """Reads one source. All methods may be called from any thread; one lock serialises them.
+
+    ``read`` and ``payload`` are pure functions of the data, the configuration and their arguments: buffers,
+    evictions and the calls made before change only how long they take.
+
+    Args:
+        source: the rows.
+        spec: the source's part of the mixture.
+        name: its name in the mixture.
+        seed: seed of the mixture.
+        seq_len: tokens per pack, so the longest piece.
+        labels: convention of the labels, which decides what counts as a target.
+        tokenizer: needed for sources that are not pre-tokenised.
+        eos: name or id of the token appended to every sample that is made from text.
+        shuffle: order of the rows.
+        window_blocks: blocks per shuffle window.
+        held_out: fraction of the rows that are held out of training.
+        split: which of the rows to read; the others count as rows that give nothing.
+        buffer_bytes: bound on the payload kept; the blocks of the window being read come on top.
+
+    Raises:
+        MixtureError: a transform or token that does not exist; text without a tokenizer.
+        ColumnMissing: the first file has no column that can be read.
+        CorruptSource: the first file cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        spec: SourceSpec,
+        *,
+        name: str,
+        seed: int,
+        seq_len: int,
+        labels: Labels = "shifted",
+        tokenizer: Tokenizer | None = None,
+        eos: str | int | None = None,
+        shuffle: Literal["none", "window"] = "window",
+        window_blocks: int = 4,
+        held_out: float = 0.0,
+        split: Split = "train",
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self.name = name
+        self.failures: deque[Failure] = deque(maxlen=_KEPT_FAILURES)
+        """The rows quarantined last; one that is read again is listed again."""
+        self._source = source
+        self._spec = spec
+        self._seed = seed
+        self._seq_len = seq_len
+        self._policy = Policy(
+            source=name,
+            seed=seed,
+            split=split,
+            held_out=held_out,
+            seq_len=seq_len,
+            overflow=spec.overflow,
+            labels=labels,
+        )
+        self._order = Order(seed=seed, name=name, shuffle=shuffle, window_blocks=window_blocks)
+        self._longest = seq_len if spec.overflow == "truncate" else _UNBOUNDED
+        self._window: LoadedWindow | None = None
+        self._lock = threading.RLock()
+        transforms = tuple(Transform(name, one) for one in spec.transforms)
+        self._reader = self._make_reader(transforms, tokenizer, eos, buffer_bytes)
+        self.fingerprints: dict[str, str] = {
+            "data": source.fingerprint,
+            "template": TEMPLATE,
+            "tokenizer": tokenizer.fingerprint if tokenizer else "",
+            "transforms": "-".join(transform.fingerprint for transform in transforms),
+        }
+        """Digests of everything outside the mixture file that the samples depend on."""
+
+    def _make_reader(
+        self,
+        transforms: tuple[Transform, ...],
+        tokenizer: Tokenizer | None,
+        eos: str | int | None,
+        buffer_bytes: int,
+    ) -> SampleReader[Any]:
+        """Choose how samples are made, by what the first file holds; its index or first rows are read."""
+        schema = self._source.schema(0) if self._source.files and not transforms else None
+        columns = None
+        if schema is not None:
+            where = f"source '{self.name}': {self._source.files[0].url}"
+            column = find_column(schema.names, self._spec.column, where)
+            kind = kind_of_type(column, schema.field(column).type, where)
+            if kind == "input_ids" and not pa.types.is_null(schema.field(column).type):
+                return PretokenisedReader(self._source, self._spec.column, id_limit(tokenizer), buffer_bytes)
+            if kind in ("text", "messages") and tokenizer is None:
+                raise MixtureError(f"{where}: holds {kind} in '{column}': set tokenizer: to a tokenizer.json")
+            columns = [column]
+        eos_id = tokenizer.token_id(eos) if tokenizer is not None and eos is not None else None
+        preparer = Preparer(
+            source=self.name, column=self._spec.column, transforms=transforms, tokenizer=tokenizer, eos=eos_id
+        )
+        return PreparingReader(self._source, columns, preparer, seed=self._seed, buffer_bytes=buffer_bytes)
+
+    @property
+    def source(self) -> Source:
+        """The rows it reads."""
+        return self._source
+
+    def read(self, cursor: Cursor, max_samples: int) -> SampleChunk:
+        """Metadata of the samples from a cursor on, of one window at most.
+
+        Args:
+            cursor: where to start.
+            max_samples: at least 1; the chunk may have fewer, also none, for the caller to go on at its ``end``.
+
+        Raises:
+            SampleError: ``overflow: error`` and the first sample is longer than ``seq_len``.
+            CorruptSource: a file cannot be read as what it claims to be.
+            StateError: the cursor lies outside its window.
+        """
+        assert max_samples >= 1
+        with self._lock:
+            window = self._load_window(cursor)
+            if cursor.position > window.num_rows:
+                raise StateError(
+                    f"source '{self.name}': the state is at row {cursor.position} of a window of "
+                    f"{window.num_rows} rows; it belongs to other data or another window_blocks"
+                )
+            parts, position, sub = self._collect(window, cursor, max_samples)
+            if position < window.num_rows:
+                return make_chunk(
+                    parts,
+                    cursor,
+                    _moved(cursor, position, sub),
+                    position + (1 if sub else 0),
+                    ends_epoch=False,
+                )
+            following = window.next_start
+            end = (
+                Cursor(epoch=cursor.epoch + 1)
+                if following is None
+                else Cursor(
+                    epoch=cursor.epoch, window=cursor.window + 1, file=following[0], block=following[1]
+                )
+            )
+            return make_chunk(parts, cursor, end, window.num_rows, ends_epoch=following is None)
+
+    def payload(self, pieces: np.ndarray) -> Payload:
+        """Tokens of ``PIECE[p]`` that `read` has published, now or in another process.
+
+        What is no longer in the buffer is derived again from its address, byte for byte the same. The arrays are
+        views; do not change them.
+        """
+        tokens: list[Any] = [None] * len(pieces)
+        masks: list[np.ndarray | None] = [None] * len(pieces)
+        with self._lock:
+            for indices, part in _by_block(pieces):
+                file, block = int(part["file"][0]), int(part["block"][0])
+                current = self._window.block(file, block) if self._window else None
+                some_tokens, some_masks = self._reader.fetch(part, current, self._longest)
+                for i, values in zip(indices, some_tokens, strict=True):
+                    tokens[i] = values
+                if some_masks is not None:
+                    for i, mask in zip(indices, some_masks, strict=True):
+                        masks[i] = mask
+        return Payload(tokens=tokens, loss_mask=masks)
+
+    def row_ids(self, file: int, block: int) -> np.ndarray:
+        """``int64[rows]``: what identifies the rows of a block in their file: number, or offset of the line."""
+        with self._lock:
+            current = self._window.block(file, block) if self._window else None
+            return np.asarray(current.row_ids) if current else self._source.row_ids(file, block)
+
+    def release(self, pieces: np.ndarray) -> None:
+        """Say that these pieces will not be asked for again, so that their payload need not be kept."""
+        with self._lock:
+            for _, part in _by_block(pieces):
+                self._reader.release(part)
+
+    def evict(self, fraction: float = 1.0) -> None:
+        """Let go of this fraction of the payload kept; of the window being read too if it is 1."""
+        with self._lock:
+            self._reader.buffer.evict(fraction)
+            if fraction >= 1:
+                self._window = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Host memory held by the payload kept and the window being read, those in both counted twice."""
+        with self._lock:
+            return self._reader.buffer.num_bytes + (self._window.num_bytes if self._window else 0)
+
+    def close(self) -> None:
+        """Let go of memory and open files; the loader can still be used."""
+        with self._lock:
+            self.evict()
+            self._source.close()
+
+    def _load_window(self, cursor: Cursor) -> LoadedWindow:
+        if self._window is None or not self._window.starts_at(cursor):
+            self._window = None  # before the next one takes its place in memory
+            self._window = LoadedWindow(
+                cursor, self._source, self._order, self._reader, self._policy, self.failures
+            )
+        return self._window
+
+    def _collect(
+        self, window: LoadedWindow, cursor: Cursor, max_samples: int
+    ) -> tuple[list[RunPart], int, int]:
+        """Parts of runs with up to ``max_samples`` samples, and the (position, sub) after them."""
+        parts: list[RunPart] = []
+        position, sub, wanted = cursor.position, cursor.sub, max_samples
+        while position < window.num_rows:
+            run = window.run_at(position)
+            first = run.first_sample(position, sub)
+            last = min(first + wanted, len(run.tokens))
+            refused = self._first_refused(run, first, last)
+            if refused is not None:
+                if refused == first and not any(part.last > part.first for part in parts):
+                    raise self._too_long(window, run, refused)
+                last = refused
+            parts.append(RunPart(run=run, first=first, last=last))
+            wanted -= last - first
+            if refused is not None or wanted == 0:
+                part = next(part for part in reversed(parts) if part.last > part.first)
+                final = part.last - 1
+                return parts, int(part.run.position[final]), int(part.run.sub[final]) + 1
+            position, sub = run.end, 0
+        return parts, position, sub
+
+    def _first_refused(self, run: Run, first: int, last: int) -> int | None:
+        if self._spec.overflow != "error":
+            return None
+        long = np.flatnonzero(run.tokens[first:last] > self._seq_len)
+        return first + int(long[0]) if len(long) else None
+
+    def _too_long(self, window: LoadedWindow, run: Run, sample: int) -> SampleError:
+        piece = run.pieces[run.first_piece[sample]]
+        row_id = self.row_ids(int(piece["file"]), int(piece["block"]))[piece["row"]]
+        return SampleError(
+            f"source '{self.name}': {self._source.files[piece['file']].url}, row {row_id}: a sample of "
+            f"{run.tokens[sample]} tokens, over seq_len {self._seq_len}; set overflow: split, truncate or drop"
+        )
+
+
+def open_loader(
+    name: str,
+    mixture: Mixture,
+    *,
+    tokenizer: Tokenizer | None = None,
+    split: Split = "train",
+    buffer_bytes: int = BUFFER_BYTES,
+) -> SourceLoader:
+    """The loader of one source of a mixture.
+
+    Args:
+        name: the source.
+        mixture: the mixture.
+        tokenizer: the mixture's, if it is loaded already; loaders may share it.
+        split: which of the rows to read.
+        buffer_bytes: bound on the payload kept.
+
+    Raises:
+        MixtureError, SourceNotFound, ColumnMissing, CorruptSource: as `open_source` and `SourceLoader` say.
+    """
+    spec = mixture.sources[name]
+    if tokenizer is None and mixture.tokenizer:
+        tokenizer = Tokenizer.from_file(mixture.tokenizer)
+    return SourceLoader(
+        open_source(name, spec),
+        spec,
+        name=name,
+        seed=mixture.seed,
+        seq_len=mixture.seq_len,
+        labels=mixture.labels,
+        tokenizer=tokenizer,
+        eos=mixture.eos,
+        shuffle=mixture.shuffle,
+        window_blocks=mixture.window_blocks,
+        held_out=mixture.held_out,
+        split=split,
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def _moved(cursor: Cursor, position: int, sub: int) -> Cursor:
+    return Cursor(
+        epoch=cursor.epoch,
+        window=cursor.window,
+        file=cursor.file,
+        block=cursor.block,
+        position=position,
+        sub=sub,
+    )
+
+
+def _by_block(pieces: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
+    """Groups of pieces of one epoch, file and block, with their indices."""
+    if not len(pieces):
+        return
+    keys = (pieces["block"], pieces["file"], pieces["epoch"])
+    if all((key == key[0]).all() for key in keys):
+        yield range(len(pieces)), pieces
+        return
+    order = np.lexsort(keys)
+    ordered = pieces[order]
+    changes = np.zeros(len(pieces) - 1, dtype=bool)
+    for name in ("epoch", "file", "block"):
+        changes |= ordered[name][1:] != ordered[name][:-1]
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(pieces)]
+    for start, end in itertools.pairwise(bounds):
+        yield order[start:end].tolist(), ordered[start:end]

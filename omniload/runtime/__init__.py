@@ -1,0 +1,1 @@
+"""Hosts of the roles: ``inline`` runs them in threads of this process."""

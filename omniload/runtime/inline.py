@@ -1,0 +1,158 @@
+"""The inline runtime: every role in threads of this process.
+
+::
+
+    pool ──► SourceLoader.read ──► SourceFeed ──► Planner ──► DataConstructor ──► queue ──► client
+    threads                        one ahead      └───────── one thread ────────┘  bounded
+
+The queue holds ``prefetch_steps`` finished steps; a full queue stops the planner, which stops the reading.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from omniload.constructor import DataConstructor, LaneArrays
+from omniload.errors import LoaderTimeout
+from omniload.loader import Payload, SourceLoader
+from omniload.mixture import Mixture
+from omniload.pieces import Cursor, SampleChunk
+from omniload.planner import Plan, Planner, StreamState
+from omniload.runtime.chaos import Chaos
+from omniload.runtime.feed import SourceFeed
+
+MAX_READERS = 4
+"""Threads that read sources; decoding and tokenising release the interpreter lock."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One finished step, as one rank sees it."""
+
+    plan: Plan
+    """The plan of the whole step."""
+    before: StreamState
+    """The stream before it."""
+    after: StreamState
+    """The stream after it."""
+    lanes: list[LaneArrays]
+    """This rank's lanes."""
+
+
+class InlineRuntime:
+    """Runs the roles for one rank, from a state on until `stop`.
+
+    Args:
+        mixture: the mixture.
+        loaders: for each source, in the order of `Mixture.names`, the loaders that share it.
+        lanes: the lanes to build.
+        state: the stream to go on from.
+        prefetch_steps: finished steps held ready.
+        timeout_s: limit of every wait.
+        chaos: disturbance, or None.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        loaders: Sequence[Sequence[SourceLoader]],
+        lanes: Sequence[int],
+        state: StreamState,
+        *,
+        prefetch_steps: int,
+        timeout_s: float,
+        chaos: Chaos | None = None,
+    ) -> None:
+        self._lanes = lanes
+        self._timeout_s = timeout_s
+        self._pool = ThreadPoolExecutor(min(MAX_READERS, len(loaders)), thread_name_prefix="omniload-read")
+        self._feeds = [
+            SourceFeed(
+                name,
+                mixture.sources[name],
+                group,
+                self._pool,
+                timeout_s=timeout_s,
+                chaos=chaos.source(name) if chaos else None,
+            )
+            for name, group in zip(mixture.names, loaders, strict=True)
+        ]
+        self._planner = Planner(mixture, self, state)
+        self._constructor = DataConstructor(mixture, self)
+        self._chaos = chaos.source("steps") if chaos else None
+        self._ready: queue.Queue[Step | BaseException | None] = queue.Queue(prefetch_steps)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="omniload-plan", daemon=True)
+        self._thread.start()
+
+    @property
+    def stale_answers(self) -> int:
+        """Answers of loaders refused because their lease had moved."""
+        return sum(feed.stale_answers for feed in self._feeds)
+
+    def next_step(self) -> Step | None:
+        """The next step; None at the end of the stream.
+
+        Raises:
+            LoaderTimeout: it was not ready in time.
+            Exception: whatever stopped the planning.
+        """
+        try:
+            item = self._ready.get(timeout=self._timeout_s)
+        except queue.Empty:
+            step = self._planner.state.step
+            raise LoaderTimeout(
+                f"step {step} was not ready within {self._timeout_s:g} s; raise timeout_s if the data is that slow"
+            ) from None
+        if isinstance(item, Step):
+            return item
+        self._ready.put(item)  # the end and the failure stay: asking again gives the same answer
+        if item is None:
+            return None
+        raise item
+
+    def stop(self) -> None:
+        """End the threads; waits for a read that is under way."""
+        self._stopping.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._thread.join(self._timeout_s)
+
+    def read(self, source: int, cursor: Cursor) -> SampleChunk:
+        """Metadata for the planner."""
+        return self._feeds[source].read(cursor)
+
+    def payload(self, source: int, pieces: np.ndarray) -> Payload:
+        """Tokens for the constructor."""
+        return self._feeds[source].payload(pieces)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                before = self._planner.state
+                plan = self._planner.next()
+                if plan is None:
+                    self._put(None)
+                    return
+                lanes = self._constructor.build(plan, self._lanes)
+                for source, feed in enumerate(self._feeds):
+                    feed.release(plan.pieces[plan.pieces["source"] == source])
+                if self._chaos:
+                    self._chaos.delay()
+                self._put(Step(plan=plan, before=before, after=self._planner.state, lanes=lanes))
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: Step | BaseException | None) -> None:
+        # The consumer may take as long as it likes; only `stop` ends this wait.
+        while not self._stopping.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue

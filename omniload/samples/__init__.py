@@ -1,0 +1,1 @@
+"""From rows to samples: transforms, tokens, loss masks, pieces."""

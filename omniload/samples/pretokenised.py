@@ -1,0 +1,111 @@
+"""Samples that are stored as token ids in columns: references into the decoded blocks, whole runs at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from omniload.errors import ColumnMissing
+from omniload.samples.buffer import Buffer
+from omniload.samples.convention import find_column, kind_of_type
+from omniload.samples.reader import Masks
+from omniload.samples.run import Found, Rows
+from omniload.samples.token_block import TokenBlock
+from omniload.sources.protocol import Source
+
+
+class PretokenisedReader:
+    """Reads blocks whose rows are token ids.
+
+    Args:
+        source: its blocks have tables.
+        column: column that the source names, if any.
+        limit: ids must be below it.
+        buffer_bytes: bound on the blocks kept for `fetch`.
+    """
+
+    def __init__(self, source: Source, column: str | None, limit: int, buffer_bytes: int) -> None:
+        self._source = source
+        self._column = column
+        self._limit = limit
+        self.buffer: Buffer[tuple[int, int], TokenBlock] = Buffer(buffer_bytes)
+
+    def load(self, file: int, block: int) -> TokenBlock:
+        """Decode a block.
+
+        Raises:
+            ColumnMissing: the file has no token ids in the column, though the source's first file has.
+        """
+        held = self.buffer.get((file, block))
+        if held is not None:
+            return held
+        where = f"source '{self._source.name}': {self._source.files[file].url}"
+        schema = self._source.schema(file)
+        assert schema is not None
+        column = find_column(schema.names, self._column, where)
+        if kind_of_type(column, schema.field(column).type, where) != "input_ids":
+            raise ColumnMissing(
+                f"{where}: no token ids in '{column}', unlike the source's first file; split the source"
+            )
+        raw = self._source.read_block(file, block, [column])
+        assert raw.table is not None
+        return TokenBlock(raw.table.column(column), raw.row_ids, self._limit)
+
+    def run_rows(self, num_rows: int, num_bytes: int) -> int:
+        """Enough that no cost per run shows."""
+        return 1 << 16
+
+    def find(
+        self, epoch: int, addresses: Sequence[tuple[int, int]], blocks: Sequence[TokenBlock], rows: Rows
+    ) -> Found:
+        """The samples of some rows of a window's blocks."""
+        tokens = np.zeros(len(rows.row), dtype=np.int64)
+        bad = np.zeros(len(rows.row), dtype=bool)
+        for slot, block in enumerate(blocks):
+            here = rows.slot == slot if len(blocks) > 1 else slice(None)
+            tokens[here] = block.lengths[rows.row[here]]
+            bad[here] = block.bad[rows.row[here]]
+        good, bad_rows = np.flatnonzero(~bad), np.flatnonzero(bad)
+        return Found(
+            source_row=good,
+            sub=np.zeros(len(good), dtype=np.int64),
+            tokens=tokens[good],
+            trained=None,
+            bad=bad_rows,
+            reasons=[blocks[rows.slot[i]].reason(int(rows.row[i])) for i in bad_rows],
+            payload=None,
+        )
+
+    def hold(
+        self,
+        epoch: int,
+        addresses: Sequence[tuple[int, int]],
+        blocks: Sequence[TokenBlock],
+        rows: Rows,
+        found: Found,
+        pieces_of: np.ndarray,
+    ) -> None:
+        """Keep the blocks that the pieces point to, until they are released."""
+        counts = np.bincount(rows.slot[found.source_row], weights=pieces_of, minlength=len(blocks))
+        for address, block, count in zip(addresses, blocks, counts.astype(int).tolist(), strict=True):
+            if count:
+                self.buffer.add(address, block, block.num_bytes, count)
+
+    def fetch(
+        self, pieces: np.ndarray, current: TokenBlock | None, longest: int
+    ) -> tuple[list[np.ndarray], Masks]:
+        """Tokens of pieces of one epoch and block."""
+        file, block = int(pieces["file"][0]), int(pieces["block"][0])
+        held = current or self.load(file, block)
+        base = held.offsets[pieces["row"]]
+        size = np.minimum(held.lengths[pieces["row"]], longest)
+        first = pieces["start"].astype(np.int64)
+        last = np.minimum(first + pieces["length"] + 1, size)
+        values = held.values
+        bounds = zip((base + first).tolist(), (base + last).tolist(), strict=True)
+        return [values[start:end] for start, end in bounds], None
+
+    def release(self, pieces: np.ndarray) -> None:
+        """Say that these pieces of one epoch and block will not be asked for again."""
+        self.buffer.release((int(pieces["file"][0]), int(pieces["block"][0])), len(pieces))

@@ -1,0 +1,113 @@
+"""Functions of the user's that turn a row into no, one or several rows before it is tokenised.
+
+A transform must be pure: what it returns may depend on the row, its arguments and the seed only. It may be called
+again for the same row, in another process, when a payload is derived anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import xxhash
+
+from omniload.errors import MixtureError
+from omniload.mixture import TransformSpec
+from omniload.samples.convention import BadSample
+from omniload.sources.order import key64
+from omniload.sources.protocol import Row
+
+
+class Transform:
+    """One transform of a source.
+
+    A function that has a keyword ``seed`` is given 64 pseudo-random bits, one that has ``rng`` a `random.Random` made
+    from them; they depend on the mixture's seed, the source's name, the epoch and the row, and on nothing else.
+
+    Args:
+        source: name of the source, for messages.
+        spec: function and arguments.
+
+    Raises:
+        MixtureError: the function cannot be imported, or does not take its arguments.
+    """
+
+    def __init__(self, source: str, spec: TransformSpec) -> None:
+        self._where = f"source '{source}': transform {spec.call}"
+        self._function = self._load(spec.call)
+        self._args = dict(spec.args)
+        try:
+            parameters = inspect.signature(self._function).parameters
+        except (TypeError, ValueError):
+            parameters = {}  # type: ignore[assignment]  # of built-in functions: they take no seed
+        self._seeded = next((k for k in ("seed", "rng") if k in parameters and k not in self._args), None)
+        any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        unknown = [key for key in self._args if parameters and key not in parameters and not any_keyword]
+        if unknown:
+            raise MixtureError(
+                f"{self._where}: takes no argument '{unknown[0]}'; it takes {', '.join(parameters)}"
+            )
+        digest = xxhash.xxh3_128()
+        for part in (spec.call, repr(sorted(self._args.items())), _source_of(self._function)):
+            digest.update(f"{len(part)}:{part}".encode())
+        self.fingerprint: str = digest.hexdigest()
+        """Hex digest of name, arguments and, where it can be had, the function's source text."""
+
+    def _load(self, call: str) -> Callable[..., Any]:
+        module_name, _, name = call.partition(":")
+        try:
+            function = importlib.import_module(module_name)
+            for part in name.split("."):
+                function = getattr(function, part)
+        except (ImportError, AttributeError) as error:
+            raise MixtureError(f"{self._where}: cannot be imported ({error}); is it on sys.path?") from error
+        if not callable(function):
+            raise MixtureError(f"{self._where}: is not a function")
+        return function
+
+    def __call__(self, row: Row, seed: int) -> list[Row]:
+        """Apply the function to one row.
+
+        Args:
+            row: which the function may change.
+            seed: 64 bits that are this row's own.
+
+        Raises:
+            BadSample: the function raised; out of memory and errors of I/O pass as they are.
+            MixtureError: it returned something else than None, a dict or a list of dicts.
+        """
+        extra: dict[str, Any] = {}
+        if self._seeded:
+            extra[self._seeded] = seed if self._seeded == "seed" else random.Random(seed)
+        try:
+            result = self._function(row, **self._args, **extra)
+        except (OSError, MemoryError):
+            raise  # not determined by the bytes of the row
+        except Exception as error:
+            raise BadSample(f"{self._where} raised {type(error).__name__}: {error}") from error
+        if result is None:
+            return []
+        rows = [result] if isinstance(result, dict) else result
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise MixtureError(
+                f"{self._where}: returned {type(result).__name__}, not None, a dict or a list of dicts"
+            )
+        return rows
+
+
+def apply_all(transforms: Sequence[Transform], row: Row, seed: int) -> list[Row]:
+    """Apply transforms one after the other, each to every row that the one before gave."""
+    rows = [row]
+    for number, transform in enumerate(transforms):
+        rows = [result for sub, one in enumerate(rows) for result in transform(one, key64(seed, number, sub))]
+    return rows
+
+
+def _source_of(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""

@@ -1,0 +1,171 @@
+"""The command: what it prints, and that bad input ends in one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omniload.cli import main
+from omniload.cli.doctor import shadowed
+from tests.omniload.mixtures import hard_mixture, token_rows, write_parquet
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of ``omniload *args``."""
+    monkeypatch.setattr(sys, "argv", ["omniload", *args])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out, captured.err
+
+
+def write_mixture(folder: Path, mixture: dict[str, Any]) -> str:
+    path = folder / "mixture.yaml"
+    path.write_text(yaml.safe_dump(mixture))
+    return str(path)
+
+
+def simple(folder: Path, **source: Any) -> dict[str, Any]:
+    write_parquet(folder / "data/0.parquet", token_rows(0, 50, 30))
+    return {
+        "seq_len": 64,
+        "packs": 4,
+        "lanes": 4,
+        "sources": {"code": {"path": "data/*.parquet", "weight": 1, **source}},
+    }
+
+
+def test_validate_accepts_a_good_mixture_and_says_what_it_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_mixture(tmp_path, hard_mixture(tmp_path))
+    code, out, _ = run(capsys, monkeypatch, "data", "validate", path, "--dp-size", "6")
+    assert code == 0
+    assert "filtered" in out
+    assert "2 for each of 6 data-parallel ranks" in out
+
+
+def test_preview_shows_where_samples_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run(capsys, monkeypatch, "data", "preview", write_mixture(tmp_path, simple(tmp_path)))
+    assert code == 0
+    assert "0.parquet" in out
+    assert "step 0" in out
+
+
+def truncated_parquet(folder: Path) -> dict[str, Any]:
+    mixture = simple(folder)
+    path = folder / "data/0.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    return mixture
+
+
+def without_text(folder: Path) -> dict[str, Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    mixture = simple(folder)
+    pq.write_table(pa.table({"body": ["x"], "title": ["y"]}), folder / "data/0.parquet")
+    return mixture
+
+
+BAD = {
+    "unknown key": (lambda f: {**simple(f), "seqlen": 3}, "unknown key 'seqlen'; did you mean 'seq_len'?"),
+    "unknown key of a source": (
+        lambda f: simple(f, wieght=1),
+        "'sources.code.wieght'; did you mean 'weight'?",
+    ),
+    "path that matches nothing": (lambda f: simple(f, path="data/*.parq"), "data/*.parq"),
+    "missing text column": (without_text, "it has body, title"),
+    "all weights zero": (lambda f: simple(f, weight=0), "every weight is 0"),
+    "negative weight": (
+        lambda f: simple(f, weight=-1),
+        "sources.code.weight: input should be greater than or equal to 0",
+    ),
+    "lanes that do not divide packs": (
+        lambda f: {**simple(f), "lanes": 3},
+        "nearest values that do: 1, 2, 4",
+    ),
+    "truncated Parquet": (truncated_parquet, "0.parquet"),
+    "tokenizer that is not there": (lambda f: {**simple(f), "tokenizer": "t.json"}, "t.json"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, message = BAD[case]
+    path = write_mixture(tmp_path, make(tmp_path))
+    before = sorted(tmp_path.rglob("*"))
+    for command in ("validate", "preview"):
+        code, out, err = run(capsys, monkeypatch, "data", command, path)
+        assert code == 2
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert message in err
+        assert not out
+    assert sorted(tmp_path.rglob("*")) == before, "something was written"
+
+
+def test_ranks_that_cannot_share_the_lanes_are_told_the_nearest_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_mixture(tmp_path, simple(tmp_path))
+    code, _, err = run(capsys, monkeypatch, "data", "validate", path, "--dp-size", "3")
+    assert code == 2
+    assert "nearest dp_size for these lanes: [1, 2, 4]" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no such mixture file"),
+        ("seed: [", "not valid YAML in line 1"),
+        ("seed: 1\nseed: 2", "key 'seed' given twice, the second time in line 2"),
+        ("- a", "holds no mapping"),
+        ("seq_len: 4", "'packs' is missing"),
+    ],
+)
+def test_a_file_that_is_no_mixture_is_named(
+    text: str | None,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "m.yaml"
+    if text is not None:
+        path.write_text(text)
+    code, _, err = run(capsys, monkeypatch, "data", "validate", str(path))
+    assert code == 2
+    assert err.startswith(f"error: {path}: ")
+    assert message in err
+
+
+def test_doctor_names_a_module_that_shadows_one_of_ours(tmp_path: Path) -> None:
+    assert all(finding.ok for finding in shadowed(tmp_path))
+    (tmp_path / "checkpoint.py").touch()
+    [problem] = [finding for finding in shadowed(tmp_path) if not finding.ok]
+    assert problem.what == "checkpoint"
+    assert str(tmp_path / "checkpoint.py") in problem.found
+
+
+def test_importing_is_cheap_and_the_public_surface_is_sorted() -> None:
+    script = (
+        "import sys, omniload, storage, omniload.cli;"
+        "heavy = {'torch', 'ray', 's3fs', 'checkpoint', 'training'} & set(sys.modules);"
+        "assert not heavy, heavy;"
+        "assert omniload.__all__ == sorted(omniload.__all__);"
+        "assert all(hasattr(omniload, name) for name in omniload.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

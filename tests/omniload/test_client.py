@@ -1,0 +1,240 @@
+"""The DataLoader as its users meet it: iteration, length, keywords, provenance, changed mixtures, errors."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omniload import DataLoader
+from omniload.errors import LoaderTimeout, MixtureError, PlaceError, SourceError, StateError
+from tests.omniload.mixtures import hard_mixture, token_rows, write_parquet
+
+
+def simple_mixture(folder: Path, **keys: Any) -> dict[str, Any]:
+    write_parquet(folder / "data.parquet", token_rows(0, 200, 30))
+    source = {"path": str(folder / "data.parquet"), "weight": 1, "on_exhausted": "repeat"}
+    return {"seq_len": 64, "packs": 4, "lanes": 4, "steps": 5, "sources": {"a": source}, **keys}
+
+
+def test_the_length_is_the_iterations_of_the_run(tmp_path: Path) -> None:
+    with DataLoader(simple_mixture(tmp_path), dp_rank=0, dp_size=2) as loader:
+        assert len(loader) == 10
+        assert len(list(loader)) == 10
+        assert list(loader) == []
+
+
+def test_without_steps_there_is_no_length(tmp_path: Path) -> None:
+    mixture = simple_mixture(tmp_path)
+    del mixture["steps"]
+    with DataLoader(mixture) as loader, pytest.raises(TypeError, match="no 'steps'"):
+        len(loader)
+
+
+def test_iteration_goes_on_after_a_break(tmp_path: Path) -> None:
+    mixture = simple_mixture(tmp_path)
+    with DataLoader(mixture) as loader:
+        expected = [(lane["step"], lane["lane"]) for lane in loader]
+    with DataLoader(mixture) as loader:
+        seen = []
+        for lane in loader:
+            seen.append((lane["step"], lane["lane"]))
+            if len(seen) == 6:
+                break
+        loader.close()
+        seen += [(lane["step"], lane["lane"]) for lane in loader]
+    assert seen == expected
+
+
+def test_steps_groups_the_lanes_of_a_rank(tmp_path: Path) -> None:
+    with DataLoader(simple_mixture(tmp_path), dp_rank=1, dp_size=2) as loader:
+        groups = list(loader.steps())
+    assert [[lane["lane"] for lane in group] for group in groups] == [[1, 3]] * 5
+    assert [[lane["is_last_in_step"] for lane in group] for group in groups] == [[False, True]] * 5
+
+
+def test_keywords_override_the_mixture(tmp_path: Path) -> None:
+    with DataLoader(simple_mixture(tmp_path), seq_len=32, packs=6, lanes=3, steps=2) as loader:
+        lanes = list(loader)
+    assert len(lanes) == 6
+    assert lanes[0]["input_ids"].shape == (2, 32)
+
+
+def test_ranks_that_differ_on_other_axes_get_the_same_lanes(tmp_path: Path) -> None:
+    class Mesh:
+        """The part of a DeviceMesh that places a rank."""
+
+        mesh_dim_names = ("dp_replicate", "dp_shard", "tp")
+
+        def __init__(self, tp: int) -> None:
+            self.coordinate = {"dp_replicate": 1, "dp_shard": 0, "tp": tp}
+
+        def size(self, dim: int) -> int:
+            return 2
+
+        def get_local_rank(self, axis: str) -> int:
+            return self.coordinate[axis]
+
+    mixture = simple_mixture(tmp_path)
+    for tp in (0, 1):
+        with DataLoader(mixture, mesh=Mesh(tp)) as loader:  # type: ignore[arg-type]
+            assert {lane["lane"] for lane in loader} == {2}
+
+
+def test_unshifted_labels_are_there_on_request(tmp_path: Path) -> None:
+    with DataLoader(simple_mixture(tmp_path, labels="hf", steps=1)) as loader:
+        for lane in loader:
+            assert "targets" not in lane
+            kept = lane["labels"] >= 0
+            assert torch.equal(lane["labels"][kept], lane["input_ids"][kept])
+            assert not kept[lane["position_ids"] == 0].any()
+    with DataLoader(simple_mixture(tmp_path, labels="hf", steps=1)) as loader:
+        assert sum(int((lane["labels"] >= 0).sum()) for lane in loader) == loader.plan(0).num_target_tokens
+
+
+def test_threads_end_with_the_loader(tmp_path: Path) -> None:
+    def ours() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("omniload-plan")]
+
+    loader = DataLoader(simple_mixture(tmp_path, steps=10**6))
+    next(iter(loader))
+    assert ours()
+    loader.close()
+    assert not ours()
+    next(iter(loader))
+    assert ours()
+    del loader
+    gc.collect()
+    assert not ours()
+
+
+def test_an_error_in_a_thread_reaches_the_training_loop_every_time(tmp_path: Path) -> None:
+    mixture = simple_mixture(tmp_path)
+    mixture["sources"]["a"]["transforms"] = ["tests.omniload.test_client:none_of_it"]
+    with DataLoader(mixture) as loader:
+        for _ in range(2):
+            with pytest.raises(SourceError, match="source 'a' gave no token"):
+                next(iter(loader))
+
+
+def none_of_it(row: dict[str, Any]) -> None:
+    """A filter that lets nothing through."""
+
+
+def slow_to_read(row: dict[str, Any]) -> dict[str, Any]:
+    """A transform that takes longer than the time-out."""
+    import time
+
+    time.sleep(1.0)
+    return row
+
+
+def test_a_wait_ends_at_its_limit_and_names_what_it_waited_for(tmp_path: Path) -> None:
+    mixture = simple_mixture(tmp_path)
+    write_parquet(tmp_path / "data.parquet", token_rows(0, 3, 30))
+    mixture["sources"]["a"]["transforms"] = ["tests.omniload.test_client:slow_to_read"]
+    with (
+        DataLoader(mixture, timeout_s=0.3) as loader,
+        pytest.raises(LoaderTimeout, match=r"step 0|source 'a'"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 8}, "'seed' changed from 7 to 8"),
+        ({"seq_len": 32}, "'seq_len' changed from 64 to 32"),
+        ({"lanes": 6}, "'lanes' changed from 12 to 6"),
+        ({"schedule": [{"step": 0}]}, "'schedule' changed since"),
+        ({"sources": {"long": {"weight": 0.5}}}, "source 'long' is defined differently"),
+        ({"sources": {"short": None}}, "source 'short' was removed"),
+    ],
+)
+def test_a_mixture_changed_between_save_and_resume_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    mixture = hard_mixture(tmp_path, steps=2)
+    with DataLoader(mixture) as loader:
+        next(iter(loader.steps()))
+        state = loader.state_dict()
+    sources = dict(mixture["sources"])
+    for name, changes in change.pop("sources", {}).items():
+        if changes is None:
+            del sources[name]
+        else:
+            sources[name] = {**sources[name], **changes}
+    changed = {**mixture, "sources": sources, **change}
+    with DataLoader(changed) as loader:
+        before = json.dumps(loader.state_dict())
+        with pytest.raises(StateError, match=message):
+            loader.load_state_dict(state)
+        assert json.dumps(loader.state_dict()) == before
+
+
+def test_data_changed_between_save_and_resume_is_refused_and_moved_data_is_not(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with DataLoader(hard_mixture(here, steps=2)) as loader:
+        state = loader.state_dict()
+    moved = hard_mixture(there, steps=2)
+    with DataLoader(moved) as loader:
+        loader.load_state_dict(state)
+    write_parquet(there / "filtered/1.parquet", token_rows(99, 40, 20))
+    with DataLoader(moved) as loader, pytest.raises(StateError, match="source 'filtered': its files changed"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", [{}, {"version": 2}, {"version": 1}, {"version": 1, "identity": {}}])
+def test_a_state_of_something_else_is_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
+    with DataLoader(simple_mixture(tmp_path)) as loader, pytest.raises(StateError):
+        loader.load_state_dict(damage)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        (
+            {"dp_rank": 0, "dp_size": 5},
+            PlaceError,
+            r"lanes: 12 cannot be shared by dp_size 5.*\[3, 4, 6\].*multiple of 5",
+        ),
+        ({"dp_rank": 3, "dp_size": 3}, PlaceError, r"dp_rank: 3 is not in 0\.\.2"),
+        ({"dp_rank": 3}, PlaceError, "go together"),
+        ({"lanes": 5}, MixtureError, "lanes: 5 does not divide packs: 12"),
+        ({"split": "test"}, ValueError, "'test' is neither"),
+        ({"prefetch_steps": 0}, ValueError, "prefetch_steps: 0"),
+    ],
+)
+def test_bad_keywords_are_one_clear_line(
+    tmp_path: Path, keys: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        DataLoader(hard_mixture(tmp_path), **keys)
+    assert "\n" not in str(raised.value)
+
+
+def test_samples_of_a_step_long_past_are_refused(tmp_path: Path) -> None:
+    with DataLoader(simple_mixture(tmp_path)) as loader:
+        lane = next(iter(loader))
+        assert loader.samples({"step": lane["step"], "lane": lane["lane"]}).num_rows > 0
+        with pytest.raises(LookupError, match="step 99"):
+            loader.samples({"step": 99, "lane": 0})
+
+
+def test_the_ledger_compares_the_realised_mixture_with_the_declared_one(tmp_path: Path) -> None:
+    with DataLoader(hard_mixture(tmp_path, steps=100)) as loader:
+        for _ in loader:
+            pass
+        ledger = loader.ledger()
+    assert ledger.step == 100
+    assert ledger.sources["short"].exhausted
+    for name in ("filtered", "long", "tripled"):
+        source = ledger.sources[name]
+        assert source.read_tokens == source.emitted_tokens + source.truncated_tokens + source.dropped_tokens
+        # The exhausted source's share goes to the others in proportion.
+        assert source.share == pytest.approx(source.weight / 0.9, rel=0.05)
