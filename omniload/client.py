@@ -22,6 +22,7 @@ from omniload.place import Place
 from omniload.planner import Plan, StreamState
 from omniload.runtime.chaos import Chaos
 from omniload.runtime.inline import InlineRuntime, Step
+from omniload.samples.tokenize import Tokenizer
 from omniload.sources.split import Split
 
 if TYPE_CHECKING:
@@ -272,16 +273,20 @@ class DataLoader:
         """For each source, the loaders that share it: one, unless chaos wants more."""
         if split not in ("train", "held_out"):
             raise ValueError(f"split: '{split}' is neither 'train' nor 'held_out'")
+        path = self._mixture.tokenizer
+        tokenizer = Tokenizer.from_file(path) if path is not None else None
         groups = []
         for name in self._mixture.names:
             count = self._chaos.source(name).num_loaders() if self._chaos else 1
             groups.append(
                 [
-                    open_loader(name, self._mixture, split=split, buffer_bytes=buffer_bytes)
+                    open_loader(
+                        name, self._mixture, tokenizer=tokenizer, split=split, buffer_bytes=buffer_bytes
+                    )
                     for _ in range(count)
                 ]
             )
-        if self._place.dp_size > 1 and self._mixture.tokenizer:
+        if self._place.dp_size > 1 and tokenizer is not None:
             logger.warning(
                 "each of the %d data-parallel ranks tokenizes the whole mixture by itself; pre-tokenise the data if"
                 " the loader is the bottleneck",

@@ -251,7 +251,7 @@ class SourceLoader:
     def _collect(
         self, window: LoadedWindow, cursor: Cursor, max_samples: int
     ) -> tuple[list[RunPart], int, int]:
-        """Parts of runs with up to ``max_samples`` samples, and the (position, sub) after them."""
+        """Parts of runs, up to the first that gives a sample, and the (position, sub) after them."""
         parts: list[RunPart] = []
         position, sub, wanted = cursor.position, cursor.sub, max_samples
         while position < window.num_rows:
@@ -270,6 +270,8 @@ class SourceLoader:
                 final = part.last - 1
                 return parts, int(part.run.position[final]), int(part.run.sub[final]) + 1
             position, sub = run.end, 0
+            if last > first:  # what is ready is not held back until more is
+                break
         return parts, position, sub
 
     def _first_refused(self, run: Run, first: int, last: int) -> int | None:

@@ -15,7 +15,7 @@ from omniload.sources.order import key64, mix64
 from omniload.sources.protocol import BadRow, RawBlock, Row, Source
 
 _RUN_ROWS = 512
-_RUN_BYTES = 1 << 20
+_RUN_BYTES = 256 << 10
 
 
 class PreparingReader:

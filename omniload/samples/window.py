@@ -106,12 +106,13 @@ class LoadedWindow:
         return self._blocks[self._addresses.index(address)] if address in self._addresses else None
 
     def run_at(self, position: int) -> Run:
-        """The samples of a run of positions that includes this one; their payload is then in the reader's buffer."""
+        """The samples of a run of positions from this one on, or that includes it and was read last.
+
+        Their payload is in the reader's buffer when it is read first.
+        """
         if self._run is None or not self._run.begin <= position < self._run.end:
             self._run = None  # before the next one takes its place in memory
-            size = self._run_rows
-            begin = position // size * size
-            self._run = self._make_run(begin, min(begin + size, self.num_rows))
+            self._run = self._make_run(position, min(position + self._run_rows, self.num_rows))
         return self._run
 
     def _make_run(self, begin: int, end: int) -> Run:

@@ -97,7 +97,9 @@ def test_what_was_let_go_is_derived_again_byte_for_byte(make: Any) -> None:
     found = pieces(loader)
     expected = loader.payload(found)
     for fraction in (0.5, 1.0):
+        before = loader._reader.buffer.num_bytes
         loader.evict(fraction)
+        assert loader._reader.buffer.num_bytes <= before * (1 - fraction)
         assert same(loader.payload(found), expected)
     loader.release(found)
     assert same(loader.payload(found), expected)
@@ -119,7 +121,7 @@ def test_pieces_of_several_epochs_come_in_one_payload(make: Any) -> None:
     loader = make()
     found = [pieces(loader, Cursor(epoch=epoch)) for epoch in (0, 3)]
     mixed = np.concatenate([found[0][::2], found[1][::3], found[0][1::2]])
-    apart = [loader.payload(part) for part in (found[0][::2], found[1][::3], found[0][1::2])]
+    apart = [make().payload(part) for part in (found[0][::2], found[1][::3], found[0][1::2])]
     joined = Payload(
         tokens=[t for part in apart for t in part.tokens],
         loss_mask=[m for part in apart for m in part.loss_mask],
@@ -154,6 +156,19 @@ def test_memory_goes_when_everything_is_released(make: Any) -> None:
     assert max(peaks) <= 2 * peaks[0]
     loader.close()
     assert loader.buffered_bytes == 0
+
+
+def test_a_sample_is_kept_until_its_last_piece_is_released(make: Any) -> None:
+    loader = make(block_rows=99)
+    found = pieces(loader)
+    [longest] = [p for p in found if p["start"] == found["start"].max()][:1]
+    own = np.array([p for p in found if address(p) == address(longest)])
+    others = np.array([p for p in found if address(p) != address(longest)])
+    loader.release(others)
+    for i in range(len(own)):
+        assert loader._reader.buffer.num_bytes > 0
+        loader.release(own[i : i + 1])
+    assert loader._reader.buffer.num_bytes == 0
 
 
 def test_stored_ids_are_not_copied() -> None:
