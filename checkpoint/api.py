@@ -1,0 +1,186 @@
+"""``save``, ``load``, ``async_save``: the functions people call."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore
+
+from checkpoint.engine.coordination import Coordinator
+from checkpoint.engine.load import Loader, LoadReport
+from checkpoint.engine.save import SaveOptions, Saver
+from checkpoint.frameworks.state import capture, finish, targets
+from checkpoint.frameworks.values import LocalTensor, Stored
+from checkpoint.handle import SaveHandle, SaveReport
+from storage import Store
+
+DEFAULT_TIMEOUT_S: Final = 600.0
+"""Longest wait for other ranks in each stage, seconds."""
+
+State = Mapping[str, object]
+Place = str | os.PathLike[str] | Store
+
+
+def save(
+    path: Place,
+    state: State,
+    *,
+    step: int | None = None,
+    overwrite: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    user_metadata: Mapping[str, object] | None = None,
+) -> SaveReport:
+    """Save training state and return when it is committed.
+
+    All ranks call it with the same arguments. A rank that dies at any point leaves nothing visible; what this
+    returns from is complete and durable.
+
+    Args:
+        path: Directory or URL of the checkpoint, or an open store.
+        state: Name to module, optimizer, object with ``state_dict`` and ``load_state_dict``, or nested dict or list
+            of tensors and plain values. With an optimizer goes the module that owns its parameters.
+        step: Step number to note in the manifest.
+        overwrite: Replace a committed checkpoint at ``path``; it stays readable until the new one is committed.
+        storage_options: Passed to the storage driver of a remote URL.
+        process_group: The ranks that save together; all ranks by default. Only its store is used, never a
+            collective.
+        timeout_s: Longest wait for other ranks in each stage.
+        user_metadata: Plain values to note in the manifest.
+
+    Raises:
+        AlreadyCommitted: ``path`` holds a checkpoint and ``overwrite`` is False; it is untouched.
+        StateError: Something in ``state`` cannot be saved; names it.
+        RanksFailed: Some ranks failed; every rank raises it.
+        CoordinationTimeout: Some ranks did not come; names them.
+    """
+    options = SaveOptions(
+        step=step, overwrite=overwrite, timeout_s=timeout_s, user_metadata=dict(user_metadata or {})
+    )
+    session = session_of(process_group)
+    store = as_store(path, storage_options)
+    return session.saver.save(store, lambda: capture(state), options, background=False).result()
+
+
+def async_save(
+    path: Place,
+    state: State,
+    *,
+    step: int | None = None,
+    overwrite: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    user_metadata: Mapping[str, object] | None = None,
+) -> SaveHandle:
+    """Copy training state and return; a background thread writes and commits it.
+
+    The state may change as soon as this returns. At most two saves are in flight: a third call waits. A failure
+    is raised by the handle's ``result``, or else by the next save, on all ranks alike. Arguments and errors are
+    those of :func:`save`.
+
+    Returns:
+        A handle; its ``result()`` waits for the commit.
+    """
+    options = SaveOptions(
+        step=step, overwrite=overwrite, timeout_s=timeout_s, user_metadata=dict(user_metadata or {})
+    )
+    session = session_of(process_group)
+    store = as_store(path, storage_options)
+    return session.saver.save(store, lambda: capture(state), options, background=True)
+
+
+def load(
+    path: Place,
+    state: State,
+    *,
+    strict: bool = True,
+    verify: bool = True,
+    storage_options: Mapping[str, object] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> LoadReport:
+    """Load a checkpoint into training state, in place, whatever layout and number of ranks wrote it.
+
+    All ranks call it with the same arguments. Keys, shapes and dtypes are checked before the first byte of a
+    tensor is read, and nothing of the state is touched before that. If a file turns out to be damaged later, some
+    tensors may have been filled; optimizer settings, loaders and plain values are applied last, or not at all.
+    The random number generators of Python, NumPy and PyTorch go on where this rank saved them; on another number of
+    ranks they are seeded anew, from the run, the step and the rank.
+
+    Args:
+        path: Directory or URL of the checkpoint, or an open store.
+        state: As for :func:`save`; may have fewer groups than were saved.
+        strict: Raise for tensors that only the state or only the checkpoint has; otherwise report them.
+        verify: Check the digest of everything that is read.
+        storage_options: Passed to the storage driver of a remote URL.
+        process_group: The ranks that load together; all ranks by default.
+        timeout_s: Longest wait for other ranks in each stage.
+
+    Raises:
+        NotACheckpoint: Nothing is committed at ``path``.
+        MismatchError: State and checkpoint do not fit; names keys, shapes and what to do.
+        CorruptCheckpoint: Files are missing, too short or changed; names file and tensor.
+        FormatError: The metadata does not follow the format.
+    """
+
+    def find(stored: Stored) -> Sequence[LocalTensor]:
+        return targets(state, stored, strict=strict)
+
+    def apply(
+        stored: Stored, found: Sequence[LocalTensor], rank_objects: Mapping[str, object] | None
+    ) -> None:
+        finish(state, stored, found, rank_objects=rank_objects)
+
+    return session_of(process_group).loader.load(
+        as_store(path, storage_options),
+        list(state),
+        find,
+        apply,
+        strict=strict,
+        verify=verify,
+        timeout_s=timeout_s,
+    )
+
+
+class Session:
+    """What one process keeps between calls with one process group.
+
+    Args:
+        coordinator: This rank's seat in it.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.saver = Saver(coordinator)
+        self.loader = Loader(coordinator)
+
+
+_sessions: weakref.WeakKeyDictionary[dist.ProcessGroup, Session] = weakref.WeakKeyDictionary()
+_alone: list[Session] = []  # at most one: the session of a process without torch.distributed
+
+
+def session_of(process_group: dist.ProcessGroup | None) -> Session:
+    """The session of a process group; of this process alone where torch.distributed is not initialised."""
+    if not (dist.is_available() and dist.is_initialized()):
+        if not _alone:
+            _alone.append(Session(Coordinator(HashStore(), 0, 1)))
+        return _alone[0]
+    group = process_group if process_group is not None else dist.group.WORLD
+    assert group is not None
+    session = _sessions.get(group)
+    if session is None:
+        store = PrefixStore("omniload.checkpoint", group.get_group_store())
+        session = Session(Coordinator(store, group.rank(), group.size()))
+        _sessions[group] = session
+    return session
+
+
+def as_store(path: Place, storage_options: Mapping[str, object] | None) -> Store:
+    """The store of a checkpoint or of a directory of checkpoints."""
+    return path if isinstance(path, Store) else Store(path, storage_options)

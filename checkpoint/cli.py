@@ -1,0 +1,235 @@
+"""``omniload ckpt``: list, inspect, verify and convert checkpoints."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.tree import Tree
+
+from checkpoint.errors import CheckpointError, NotACheckpoint
+from checkpoint.format.index import TensorRow
+from checkpoint.format.manifest import MANIFEST
+from checkpoint.stored import StoredCheckpoint
+from storage import Store
+from storage.errors import BadRequest, StorageError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="List, inspect, verify and convert checkpoints."
+)
+
+EXIT_USER_ERROR: Final = 2
+
+_UNITS: Final = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+}
+
+PathArgument = Annotated[str, typer.Argument(help="Directory or URL of a checkpoint.", show_default=False)]
+
+
+class Target(StrEnum):
+    """Formats to convert to."""
+
+    HF = "hf"
+
+
+class FloatType(StrEnum):
+    """Floating-point types to convert to."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+@app.command("ls")
+def list_checkpoints(
+    root: Annotated[str, typer.Argument(help="Directory or URL that holds checkpoints.", show_default=False)],
+) -> None:
+    """List the committed checkpoints in a directory."""
+    with _user_errors():
+        store = Store(root)
+        found = [store.sub(name) for name in store.list_dirs() if store.exists(f"{name}/{MANIFEST}")]
+        if store.exists(MANIFEST):
+            found.insert(0, store)
+        if not found:
+            raise NotACheckpoint(f"{store.url}: no committed checkpoint in it; check the path")
+        table = Table("checkpoint", "step", "created", "ranks", "tensors", "size", box=None)
+        for one in found:
+            checkpoint = StoredCheckpoint.open(one)
+            manifest, tables = checkpoint.manifest, checkpoint.tables
+            table.add_row(
+                PurePosixPath(one.url).name,
+                "-" if manifest.step is None else str(manifest.step),
+                manifest.created,
+                str(manifest.writer.get("world_size", "-")),
+                str(len(tables.tensors)),
+                _size(sum(tensor.num_bytes for tensor in tables.tensors)),
+            )
+        Console().print(table)
+
+
+@app.command()
+def inspect(path: PathArgument) -> None:
+    """Show what a checkpoint holds: tensors with shape, dtype, layout and size, objects, files."""
+    with _user_errors():
+        checkpoint = StoredCheckpoint.open(Store(path))
+        manifest, tables = checkpoint.manifest, checkpoint.tables
+        console = Console(soft_wrap=True)
+        num_bytes = sum(tensor.num_bytes for tensor in tables.tensors)
+        console.print(
+            f"{checkpoint.store.url}\nstep {manifest.step}, created {manifest.created}, attempt {manifest.attempt}\n"
+            f"written by {', '.join(f'{key} {value}' for key, value in manifest.writer.items())}\n"
+            f"{len(tables.tensors)} tensors, {_size(num_bytes)} in {len(tables.files)} files",
+            highlight=False,
+            markup=False,
+        )
+        for name, value in manifest.user_metadata.items():
+            console.print(f"{name}: {value}", highlight=False, markup=False)
+        for group in sorted({*(tensor.group for tensor in tables.tensors), *checkpoint.objects}):
+            console.print(_group_tree(checkpoint, group), highlight=False, markup=False)
+
+
+@app.command()
+def verify(path: PathArgument) -> None:
+    """Check every byte of a checkpoint against its digests, and its tables against each other."""
+    from checkpoint.verify import verify as verify_checkpoint
+
+    with _user_errors():
+        checkpoint = StoredCheckpoint.open(Store(path))
+        num_bytes = int(checkpoint.tables.boxes.stored_bytes.sum())
+        with _progress("verifying", num_bytes) as advance:
+            report = verify_checkpoint(checkpoint, advance)
+        for problem in report.problems:
+            typer.echo(f"error: {problem}", err=True)
+        if report.problems:
+            raise typer.Exit(EXIT_USER_ERROR)
+        typer.echo(
+            f"{checkpoint.store.url}: {report.num_tensors} tensors, {_size(report.num_bytes)} in "
+            f"{report.num_files} files verified"
+        )
+
+
+@app.command()
+def convert(
+    source: PathArgument,
+    destination: Annotated[str, typer.Argument(help="New directory or URL.", show_default=False)],
+    to: Annotated[Target, typer.Option(help="Format to write.")] = Target.HF,
+    group: Annotated[str, typer.Option(help="State key of the model.")] = "model",
+    max_shard_size: Annotated[str, typer.Option(help="Largest size of a file, e.g. 5GB or 500MiB.")] = "5GB",
+    dtype: Annotated[
+        FloatType | None,
+        typer.Option(help="Convert floating-point tensors to this type.", show_default="as stored"),
+    ] = None,
+) -> None:
+    """Write the model of a checkpoint in another format (Hugging Face safetensors), verifying what is read."""
+    # torch is imported here so that the other commands start quickly.
+    from checkpoint.convert import convert_to_hf
+
+    assert to is Target.HF
+    with _user_errors():
+        max_shard_bytes = _parse_size(max_shard_size)
+        checkpoint = StoredCheckpoint.open(Store(source))
+        target = Store(destination)
+        total = sum(tensor.num_bytes for tensor in checkpoint.tables.tensors if tensor.group == group)
+        with _progress("converting", total) as advance:
+            report = convert_to_hf(
+                checkpoint,
+                target,
+                group=group,
+                max_shard_bytes=max_shard_bytes,
+                dtype=None if dtype is None else dtype.value,
+                progress=advance,
+            )
+        typer.echo(
+            f"{target.url}: {report.num_tensors} tensors, {_size(report.num_bytes)} in "
+            f"{len(report.files)} files written"
+        )
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """One line on stderr and exit code 2 for whatever the user can mend."""
+    try:
+        yield
+    except (CheckpointError, StorageError, BadRequest) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(EXIT_USER_ERROR) from None
+
+
+@contextmanager
+def _progress(what: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(what, total=num_bytes)
+        yield lambda done: bar.advance(task, done)
+
+
+def _parse_size(text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", text.upper())
+    if match is None or match[2] not in _UNITS or not (num_bytes := int(float(match[1]) * _UNITS[match[2]])):
+        raise BadRequest(f"--max-shard-size {text!r} is not a size; write for example 5GB, 500MB or 2GiB")
+    return num_bytes
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.4g} {unit}"
+        size /= 1000
+    return f"{size:.4g} TB"
+
+
+def _group_tree(checkpoint: StoredCheckpoint, group: str) -> Tree:
+    """The tensors of one group as a tree of the dotted parts of their keys."""
+    tables = checkpoint.tables
+    members = [(index, tensor) for index, tensor in enumerate(tables.tensors) if tensor.group == group]
+    num_bytes = sum(tensor.num_bytes for _, tensor in members)
+    root = Tree(
+        f"{group}  {len(members)} tensors, {_size(num_bytes)}" if members else f"{group}  plain values"
+    )
+    branches: dict[str, Tree] = {"": root}
+    for index, tensor in members:
+        *parents, leaf = tensor.key.split(".")
+        prefix = ""
+        for part in parents:
+            path = f"{prefix}.{part}" if prefix else part
+            if path not in branches:
+                branches[path] = branches[prefix].add(part)
+            prefix = path
+        branches[prefix].add(
+            f"{leaf}  {tensor.dtype} {list(tensor.shape)}  {_size(tensor.num_bytes)}  "
+            f"{_layout(checkpoint, index, tensor)}"
+        )
+    return root
+
+
+def _layout(checkpoint: StoredCheckpoint, tensor_id: int, tensor: TensorRow) -> str:
+    offsets, _ = checkpoint.tables.boxes.corners_of(tensor_id, len(tensor.shape))
+    if len(offsets) <= 1:
+        return "whole" if len(offsets) else "no elements"
+    grid = [len(set(column)) for column in offsets.T.tolist()]
+    product = 1
+    for cuts in grid:
+        product *= cuts
+    regular = product == len(offsets)
+    return f"{'x'.join(map(str, grid))} boxes" if regular else f"{len(offsets)} boxes"

@@ -1,0 +1,1 @@
+"""Moving bytes between tensors and storage, and agreeing about it between ranks."""

@@ -1,0 +1,1 @@
+"""State of training frameworks, described as boxes of global tensors."""

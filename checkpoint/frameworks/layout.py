@@ -1,0 +1,237 @@
+"""Which boxes of a global tensor a rank holds, from the tensor's placements.
+
+PyTorch's own ``compute_local_shape_and_global_offset`` is not used. It cuts a dimension strictly from the left
+mesh axis to the right one, while FSDP2 over tensor parallelism cuts the tensor-parallel shard first and then
+chunks it, and the two differ when a dimension is uneven: of 13 rows over 3 x 2 ranks, rank 4 holds row 6 only.
+It also gives one offset where a ``_StridedShard`` without its partner is several boxes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from checkpoint.boxes import Box
+from checkpoint.errors import UnsupportedLayout
+
+# Consecutive (start, length) ranges of one dimension, in the order in which the local tensor holds them.
+_Runs: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def tensor_boxes(name: str, tensor: torch.Tensor) -> tuple[tuple[Box, ...], tuple[torch.Tensor, ...]]:
+    """The boxes of a global tensor that this rank holds, and their memory.
+
+    A plain tensor is held whole. A rank outside the mesh of a DTensor holds nothing.
+
+    Args:
+        name: What to call the tensor in errors.
+        tensor: A plain tensor or a DTensor.
+
+    Returns:
+        Boxes, and for each a view of the local tensor with the box's lengths, detached from autograd. Empty
+        boxes are left out.
+
+    Raises:
+        UnsupportedLayout: If the tensor is on the meta device, not strided or a wrapper subclass other than
+            DTensor, if a placement is not a (strided) shard or replica, or if the local tensor does not have
+            the shape that the placements imply.
+    """
+    if not isinstance(tensor, DTensor):
+        _check_dense(name, tensor)
+        box = Box.whole(tensor.shape)
+        return ((box,), (tensor.detach(),)) if box.num_elements else ((), ())
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return (), ()
+    local = cast("DTensor", tensor.detach()).to_local()
+    _check_dense(name, local)
+    try:
+        runs = _all_runs(
+            tensor.shape, tensor.device_mesh.shape, coordinate, tensor.placements, _explicit_order(tensor)
+        )
+    except UnsupportedLayout as error:
+        raise UnsupportedLayout(f"{name}: {error}") from None
+    expected = tuple(sum(length for _, length in dim_runs) for dim_runs in runs)
+    # Shards without elements come as (0,) or (0, ...), depending on who made them.
+    if tuple(local.shape) != expected and (local.numel() or 0 not in expected):
+        raise UnsupportedLayout(
+            f"{name}: placements {_text(tensor.placements)} of shape {list(tensor.shape)} on mesh "
+            f"{list(tensor.device_mesh.shape)} give a local shape of {list(expected)} at {coordinate}, but the "
+            f"local tensor has {list(local.shape)}; redistribute() it to Shard or Replicate placements"
+        )
+    pieces = _product(runs)
+    return tuple(box for box, _ in pieces), tuple(local[where] for _, where in pieces)
+
+
+def dtensor_boxes(
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[Placement],
+    *,
+    shard_order: Mapping[int, Sequence[int]] | None = None,
+) -> list[tuple[Box, tuple[slice, ...]]]:
+    """The boxes that the rank at one mesh coordinate holds of a DTensor.
+
+    A dimension that several mesh axes shard is cut by ``torch.chunk``, one axis after the other, from the left
+    axis to the right one. A ``_StridedShard`` whose split factor is the product of axes to its right that
+    shard the same dimension says that those were cut *before* it, as FSDP2 does. A ``_StridedShard`` with any
+    other split factor is taken literally: the dimension is cut in ``split_factor`` parts, each part in as many
+    chunks as the axis has ranks, and a rank holds its chunk of every part.
+
+    Args:
+        shape: Global shape.
+        mesh_shape: Ranks along each mesh axis.
+        coordinate: Position along each mesh axis.
+        placements: One per mesh axis.
+        shard_order: Mesh axes in cutting order by tensor dimension. Where given, strided shards of that
+            dimension are taken literally.
+
+    Returns:
+        Each box with its index in the local tensor, in the local tensor's row-major order; adjacent ranges
+        are merged, empty boxes left out.
+
+    Raises:
+        UnsupportedLayout: For a placement that is not a (strided) shard or replica.
+    """
+    return _product(_all_runs(shape, mesh_shape, coordinate, placements, shard_order or {}))
+
+
+def _check_dense(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_meta:
+        raise UnsupportedLayout(f"{name}: is on the meta device; allocate it first, e.g. with to_empty()")
+    if tensor.layout != torch.strided:
+        raise UnsupportedLayout(f"{name}: layout {tensor.layout} has no boxes; convert it with to_dense()")
+    wraps: bool = is_traceable_wrapper_subclass(tensor)  # a name, lest mypy deduce that it cannot be
+    if wraps:
+        raise UnsupportedLayout(f"{name}: tensor subclass {type(tensor).__name__} is not supported")
+
+
+def _explicit_order(tensor: DTensor) -> Mapping[int, Sequence[int]]:
+    """Cutting order by tensor dimension where the DTensor states one itself (PyTorch >= 2.10), else empty."""
+    spec = tensor._spec
+    if getattr(spec, "use_strided_shard_as_shard_order", True):
+        return {}
+    return {entry.tensor_dim: entry.mesh_dims for entry in getattr(spec, "shard_order", None) or ()}
+
+
+def _all_runs(
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[Placement],
+    shard_order: Mapping[int, Sequence[int]],
+) -> list[_Runs]:
+    """The ranges held along each tensor dimension."""
+    axes_of: dict[int, list[int]] = {}
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard | _StridedShard):
+            axes_of.setdefault(placement.dim, []).append(axis)
+        elif type(placement) is not Replicate:
+            raise UnsupportedLayout(
+                f"placement {placement} on mesh axis {axis} holds no part of the global tensor; "
+                "redistribute() it to Shard or Replicate placements"
+            )
+    runs: list[_Runs] = []
+    for dim, extent in enumerate(shape):
+        axes = axes_of.get(dim, [])
+        factors = {axis: _split_factor(placements[axis]) for axis in axes}
+        order: Sequence[int] | None = shard_order.get(dim)
+        if order is None:
+            order = _decoded_order(axes, mesh_shape, factors)
+            if order is None:
+                order = axes
+            else:
+                factors = dict.fromkeys(axes, 1)
+        held: _Runs = ((0, extent),)
+        for axis in order:
+            held = _cut(held, factors[axis], mesh_shape[axis], coordinate[axis])
+        runs.append(held)
+    return runs
+
+
+def _split_factor(placement: Placement) -> int:
+    return int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
+
+
+def _decoded_order(
+    axes: Sequence[int], mesh_shape: Sequence[int], factors: Mapping[int, int]
+) -> list[int] | None:
+    """Mesh axes in cutting order, as split factors encode it, or None when they encode no order.
+
+    The split factor of an axis is the number of shards that earlier cuts by axes to its right have made, so,
+    from right to left, each axis is inserted where that product is reached. It is the rule by which PyTorch
+    redistributes such a DTensor (``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
+    """
+    order: list[int] = []
+    for axis in reversed(axes):
+        products = itertools.accumulate((mesh_shape[done] for done in order), int.__mul__, initial=1)
+        position = next((at for at, product in enumerate(products) if product == factors[axis]), None)
+        if position is None:
+            return None
+        order.insert(position, axis)
+    return order
+
+
+def _cut(runs: _Runs, split_factor: int, num_chunks: int, index: int) -> _Runs:
+    """Chunk ``index`` of ``num_chunks`` of each of ``split_factor`` parts of some ranges, merged."""
+    extent = sum(length for _, length in runs)
+    merged: list[tuple[int, int]] = []
+    for part in range(split_factor):
+        part_start, part_stop = _chunk(extent, split_factor, part)
+        start, stop = _chunk(part_stop - part_start, num_chunks, index)
+        for first, length in _slice(runs, part_start + start, part_start + stop):
+            if merged and sum(merged[-1]) == first:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((first, length))
+    return tuple(merged)
+
+
+def _chunk(extent: int, num_chunks: int, index: int) -> tuple[int, int]:
+    """Start and stop of a chunk as ``torch.chunk`` makes them, empty when it makes fewer."""
+    size = -(-extent // num_chunks)
+    return min(index * size, extent), min((index + 1) * size, extent)
+
+
+def _slice(runs: _Runs, start: int, stop: int) -> list[tuple[int, int]]:
+    """Positions ``start`` to ``stop`` of the concatenation of some ranges."""
+    taken = []
+    for first, length in runs:
+        begin, end = max(start, 0), min(stop, length)
+        if begin < end:
+            taken.append((first + begin, end - begin))
+        start, stop = start - length, stop - length
+    return taken
+
+
+def _product(runs: Sequence[_Runs]) -> list[tuple[Box, tuple[slice, ...]]]:
+    """Boxes with their index in the local tensor, from the ranges along each dimension."""
+    indexed: list[list[tuple[int, int, slice]]] = []
+    for dim_runs in runs:
+        # A dimension of extent 0 keeps its empty range when no axis cuts it.
+        kept = [run for run in dim_runs if run[1]]
+        stops = list(itertools.accumulate(length for _, length in kept))
+        indexed.append(
+            [
+                (first, length, slice(stop - length, stop))
+                for (first, length), stop in zip(kept, stops, strict=True)
+            ]
+        )
+    return [
+        (
+            Box(tuple(first for first, _, _ in combo), tuple(length for _, length, _ in combo)),
+            tuple(where for _, _, where in combo),
+        )
+        for combo in itertools.product(*indexed)
+    ]
+
+
+def _text(placements: Sequence[Placement]) -> str:
+    return "(" + ", ".join(map(str, placements)) + ")"

@@ -1,0 +1,241 @@
+"""Optimizers: state by parameter name, built from the stored rows where it does not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Optimizer
+
+from checkpoint.errors import MismatchError, StateError, UnsupportedLayout
+from checkpoint.frameworks.modules import ModuleGroup
+from checkpoint.frameworks.trees import like, plain
+from checkpoint.frameworks.values import LocalTensor, Rows
+
+# Not hyperparameters: the parameters themselves, and PyTorch's own record of their names.
+_NOT_HYPERPARAMETERS = {"params", "param_names"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Param:
+    """A parameter of the optimizer.
+
+    Attributes:
+        tensor: The parameter.
+        names: Its names in the checkpoint, the first one for saving.
+        hyperparameters: The live parameter group it is in.
+    """
+
+    tensor: torch.Tensor
+    names: list[str]
+    hyperparameters: dict[str, Any]
+
+
+class OptimizerGroup:
+    """A torch optimizer in the state.
+
+    A tensor is stored as ``state.<parameter>.<name>`` or, for a tensor hyperparameter, as
+    ``param_groups.<index>.<name>``. Parameters carry the names they have in the module that owns them, found by
+    identity, so the order of parameters is free. Where the optimizer's parameters come from several modules
+    of the state, the module's group name comes first.
+
+    After loading, the optimizer's state is the stored one and nothing else: a parameter that had no state when
+    it was saved has none.
+    """
+
+    kind = "optimizer"
+
+    def __init__(self, name: str, optimizer: Optimizer, modules: Iterable[ModuleGroup]) -> None:
+        """Match parameters to modules.
+
+        Raises:
+            StateError: If a parameter is in no module of the state.
+        """
+        self.name = name
+        self._optimizer = optimizer
+        owners = {at: (module.name, names) for module in modules for at, names in module.names.items()}
+        used = {
+            owners[id(param)][0]
+            for group in optimizer.param_groups
+            for param in group["params"]
+            if id(param) in owners
+        }
+        self._groups: list[list[_Param]] = []
+        for index, group in enumerate(optimizer.param_groups):
+            members = []
+            for position, param in enumerate(group["params"]):
+                if id(param) not in owners:
+                    raise StateError(
+                        f"{name}: parameter {position} of group {index} (shape {list(param.shape)}) is in no module "
+                        "of the state; add the module, and create the optimizer after fully_shard() and to()"
+                    )
+                owner, names = owners[id(param)]
+                prefix = f"{owner}." if len(used) > 1 else ""
+                members.append(
+                    _Param(tensor=param, names=[prefix + own for own in names], hyperparameters=group)
+                )
+            self._groups.append(members)
+
+    def tensors(self) -> list[LocalTensor]:
+        """State tensors and tensor hyperparameters."""
+        found = []
+        for index, members in enumerate(self._groups):
+            for key, value in _hyperparameters(self._optimizer.param_groups[index]).items():
+                if isinstance(value, torch.Tensor):
+                    found.append(LocalTensor.of(self.name, f"param_groups.{index}.{key}", value))
+            for param in members:
+                for key, value in self._state_of(param).items():
+                    if isinstance(value, torch.Tensor):
+                        found.append(self._local(f"state.{param.names[0]}.{key}", value, param))
+        return found
+
+    def objects(self) -> dict[str, object]:
+        """Optimizer class, parameter groups with names for parameters, and state that is not a tensor."""
+        groups: list[dict[str, object]] = []
+        rest: dict[str, dict[str, object]] = {}
+        for index, members in enumerate(self._groups):
+            hyperparameters = _hyperparameters(self._optimizer.param_groups[index])
+            groups.append(
+                {
+                    "params": [param.names[0] for param in members],
+                    "hyperparameters": _plain_items(f"{self.name}.param_groups.{index}", hyperparameters),
+                }
+            )
+            for param in members:
+                first = param.names[0]
+                if items := _plain_items(f"{self.name}.state.{first}", self._state_of(param)):
+                    rest[first] = items
+        return {"class": type(self._optimizer).__name__, "param_groups": groups, "state": rest}
+
+    def targets(self, rows: Rows, stored: Mapping[str, Any], *, strict: bool) -> list[LocalTensor]:
+        """A destination for every stored tensor of a live parameter or group.
+
+        A live state tensor is used where there is one. Otherwise one is allocated, not yet visible to the
+        optimizer: of the parameter's shape, it is laid out like the parameter; of another shape, it is a
+        replica on the parameter's mesh; "step" is a plain tensor, on the CPU unless the optimizer wants it
+        with the parameter (``capturable``, ``fused``).
+
+        Raises:
+            MismatchError: If ``strict`` and the class of the optimizer or the parameters of a group differ.
+        """
+        if strict:
+            self._check_groups(stored)
+        by_name = self._by_stored_name(stored)
+        found = []
+        for key, (dtype, shape) in rows.items():
+            section, _, rest = key.partition(".")
+            name, _, item = rest.rpartition(".")
+            if section == "state" and name in by_name:
+                param = by_name[name]
+                live = self._state_of(param).get(item)
+                if not isinstance(live, torch.Tensor):
+                    live = _allocate(param, item, dtype, shape)
+                found.append(self._local(key, live, param))
+            elif section == "param_groups" and name.isdecimal() and int(name) < len(self._groups):
+                live = self._optimizer.param_groups[int(name)].get(item)
+                if not isinstance(live, torch.Tensor):
+                    live = torch.empty(shape, dtype=dtype)
+                found.append(LocalTensor.of(self.name, key, live))
+        return found
+
+    def apply(self, stored: Mapping[str, Any], targets: list[LocalTensor]) -> None:
+        """Replace state and hyperparameters by the stored ones."""
+        by_name = self._by_stored_name(stored)
+        state: dict[str, Any] = {name: like(None, stored["state"].get(name, {})) for name in by_name}
+        groups = [dict(group["hyperparameters"]) for group in stored["param_groups"]]
+        for target in targets:
+            section, _, rest = target.key.partition(".")
+            name, _, item = rest.rpartition(".")
+            (state[name] if section == "state" else groups[int(name)])[item] = target.tensor
+        for name, param in by_name.items():
+            if state[name]:
+                self._optimizer.state[param.tensor] = state[name]
+            else:
+                self._optimizer.state.pop(param.tensor, None)
+        for live, hyperparameters in zip(self._optimizer.param_groups, groups, strict=False):
+            live.update({key: like(live.get(key), value) for key, value in hyperparameters.items()})
+
+    def _state_of(self, param: _Param) -> dict[str, Any]:
+        # A subscript would create an entry: `state` is a defaultdict.
+        state: dict[str, Any] = self._optimizer.state.get(param.tensor, {})
+        for key in state:
+            if not isinstance(key, str) or "." in key:
+                raise StateError(
+                    f"{self.name}: state {key!r} of {param.names[0]} must be a name without a dot"
+                )
+        return state
+
+    def _local(self, key: str, value: torch.Tensor, param: _Param) -> LocalTensor:
+        """Describe a state tensor, unless it is a bare shard that claims to be global."""
+        if isinstance(param.tensor, DTensor) and not isinstance(value, DTensor) and value.ndim:
+            local = cast("DTensor", param.tensor.detach()).to_local().shape
+            if value.shape == local and local != param.tensor.shape:
+                raise UnsupportedLayout(
+                    f"{self.name}: {key} is a plain tensor of the parameter's local shape {list(local)}; "
+                    "it must be a DTensor like the parameter"
+                )
+        return LocalTensor.of(self.name, key, value)
+
+    def _by_stored_name(self, stored: Mapping[str, Any]) -> dict[str, _Param]:
+        """Live parameters that the stored optimizer has, by the one of their names that it uses."""
+        known = {name for group in stored["param_groups"] for name in group["params"]}
+        pairs = ((_known_name(param, known), param) for members in self._groups for param in members)
+        return {name: param for name, param in pairs if name in known}
+
+    def _check_groups(self, stored: Mapping[str, Any]) -> None:
+        own = type(self._optimizer).__name__
+        if stored["class"] != own:
+            raise MismatchError(
+                f"{self.name}: the checkpoint holds the state of {stored['class']}, the optimizer is {own}; "
+                f"create a {stored['class']}, or leave '{self.name}' out of the load"
+            )
+        saved = [set(group["params"]) for group in stored["param_groups"]]
+        if len(saved) != len(self._groups):
+            raise MismatchError(
+                f"{self.name}: {len(self._groups)} parameter groups, {len(saved)} in the checkpoint; "
+                "create the optimizer with the groups it was saved with"
+            )
+        known = set().union(*saved)
+        for index, (members, names) in enumerate(zip(self._groups, saved, strict=True)):
+            live = {_known_name(param, known) for param in members}
+            for name in sorted(live ^ names):
+                where = "only in the checkpoint" if name in names else "not in the checkpoint's"
+                raise MismatchError(
+                    f"{self.name}: parameter {name} of group {index} is {where}; create the optimizer with the "
+                    "groups it was saved with"
+                )
+
+
+def _known_name(param: _Param, known: set[str]) -> str:
+    """The name of a parameter that the checkpoint uses; its first one when it uses none."""
+    return next((name for name in param.names if name in known), param.names[0])
+
+
+def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in _NOT_HYPERPARAMETERS}
+
+
+def _plain_items(path: str, items: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        key: plain(f"{path}.{key}", value)
+        for key, value in items.items()
+        if not isinstance(value, torch.Tensor)
+    }
+
+
+def _allocate(param: _Param, item: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """An uninitialised state tensor, laid out as the optimizer would have made it."""
+    tensor = param.tensor.detach()
+    if item == "step" and not shape:
+        with_param = param.hyperparameters.get("capturable") or param.hyperparameters.get("fused")
+        return torch.empty((), dtype=dtype, device=tensor.device if with_param else "cpu")
+    if shape == tuple(tensor.shape):
+        return torch.empty_like(tensor, dtype=dtype)
+    empty = torch.empty(shape, dtype=dtype, device=tensor.device)
+    if isinstance(tensor, DTensor):
+        mesh = tensor.device_mesh
+        return DTensor.from_local(empty, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return empty

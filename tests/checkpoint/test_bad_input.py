@@ -1,0 +1,247 @@
+"""What can be wrong with a checkpoint or a state: one clear line each, and no silent value."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import checkpoint
+from checkpoint.cli import app
+from checkpoint.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    FormatError,
+    MismatchError,
+    NotACheckpoint,
+    TilingError,
+    UnsupportedVersion,
+)
+from checkpoint.format.digest import digest_hex
+from checkpoint.format.manifest import MetadataFile, encode_manifest, read_manifest
+from checkpoint.format.tables import decode_table
+from checkpoint.stored import StoredCheckpoint
+from checkpoint.verify import verify
+from storage import Store
+
+
+def model(width: int = 5) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    checkpoint.save(tmp_path / "c", {"model": model(), "extra": {"note": "x"}}, step=1)
+    return tmp_path / "c"
+
+
+def payload(saved: Path) -> Path:
+    (path,) = saved.glob("data/*/model-00000-000.safetensors")
+    return path
+
+
+def rejected(saved: Path, kind: type[CheckpointError], *words: str) -> None:
+    """Loading raises ``kind`` with ``words`` in one line and leaves the model as it was; the command exits with 2."""
+    target = model()
+    before = {key: value.clone() for key, value in target.state_dict().items()}
+    with pytest.raises(kind) as caught:
+        checkpoint.load(saved, {"model": target})
+    message = str(caught.value)
+    assert type(caught.value) is kind
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    for key, value in target.state_dict().items():
+        assert torch.equal(value, before[key])
+    done = CliRunner().invoke(app, ["verify", str(saved)])
+    assert done.exit_code == 2
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_directory_without_manifest(saved: Path) -> None:
+    (saved / "manifest.json").unlink()
+    rejected(saved, NotACheckpoint, str(saved), "no manifest.json")
+
+
+def test_a_payload_file_one_byte_short(saved: Path) -> None:
+    path = payload(saved)
+    path.write_bytes(path.read_bytes()[:-1])
+    rejected(saved, CorruptCheckpoint, path.name, f"has {path.stat().st_size} bytes")
+
+
+def test_a_missing_payload_file(saved: Path) -> None:
+    payload(saved).unlink()
+    rejected(saved, CorruptCheckpoint, "model-00000-000.safetensors", "is missing")
+
+
+def test_a_flipped_bit_in_a_payload_names_file_and_tensor(saved: Path) -> None:
+    path = payload(saved)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpoint, match=rf"{path.name}: bytes .* of tensor model/1\.weight"):
+        checkpoint.load(saved, {"model": model()})
+    done = CliRunner().invoke(app, ["verify", str(saved)])
+    assert done.exit_code == 2
+    assert "model/1.weight" in done.stderr
+    checkpoint.load(saved, {"model": model()}, verify=False)  # asked for
+
+
+def test_any_damage_anywhere_is_noticed(saved: Path) -> None:
+    """Bits flipped and files cut at random places of every file: an error by verify, never silence."""
+    rng = random.Random(5)
+    manifest = (saved / "manifest.json").read_bytes()
+    for path in [path for path in saved.rglob("*") if path.is_file()]:
+        data = path.read_bytes()
+        positions = [
+            0,
+            len(data) - 1 - (data == manifest),
+            *(rng.randrange(len(data) - 1) for _ in range(20)),
+        ]
+        for position in positions:
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << rng.randrange(8)
+            for wrong in (bytes(damaged), data[:position]):
+                path.write_bytes(wrong)
+                assert _damage(saved), f"{path.name} at {position}"
+        path.write_bytes(data)
+    assert not _damage(saved)
+
+
+def _damage(saved: Path) -> bool:
+    try:
+        return bool(verify(StoredCheckpoint.open(Store(saved))).problems)
+    except CheckpointError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (lambda: {"model": model(6)}, ("model/0.bias is [6], stored [5]", "shapes")),
+        (lambda: {"model": model().double()}, ("torch.float64, stored torch.float32",)),
+        (
+            lambda: {"model": nn.Sequential(*model(), nn.Linear(3, 3))},
+            ("has no model/2.bias", "strict=False"),
+        ),
+        (lambda: {"model": nn.Sequential(nn.Linear(4, 5))}, ("model/1.bias, model/1.weight have no place",)),
+        (lambda: {"nodel": model()}, ("'nodel' is not in the checkpoint",)),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_before_payload_is_read(
+    saved: Path, state: Callable[[], dict[str, Any]], words: tuple[str, ...]
+) -> None:
+    path = payload(saved)
+    path.write_bytes(b"\0" * path.stat().st_size)  # would be noticed if it were read
+    with pytest.raises(MismatchError) as caught:
+        checkpoint.load(saved, state())
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_not_strict_loads_what_fits_and_reports_the_rest(saved: Path) -> None:
+    longer = nn.Sequential(*model(), nn.Linear(3, 3))
+    report = checkpoint.load(saved, {"model": longer}, strict=False)
+    assert report.missing == ("model/2.bias", "model/2.weight")
+    report = checkpoint.load(saved, {"model": nn.Sequential(nn.Linear(4, 5))}, strict=False)
+    assert report.unexpected == ("model/1.bias", "model/1.weight")
+
+
+def forge(saved: Path, name: str, change: Callable[[list[dict[str, Any]]], None], schema: Any = None) -> None:
+    """Change rows of a table and make all digests fit again: hostile, not damaged."""
+    store = Store(saved)
+    manifest, _ = read_manifest(store)
+    path = saved / manifest.data_dir / name
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema or table.schema), path)
+    data = path.read_bytes()
+    files = {**manifest.files, name: MetadataFile(num_bytes=len(data), xxh3=digest_hex(data))}
+    forged = type(manifest)(
+        **{field: getattr(manifest, field) for field in manifest.__dataclass_fields__ if field != "files"},
+        files=files,
+    )
+    (saved / "manifest.json").write_bytes(encode_manifest(forged))
+
+
+def set_value(column: str, value: Any, row: int = 0) -> Callable[[list[dict[str, Any]]], None]:
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[row][column] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "kind", "words"),
+    [
+        ("files.parquet", "path", "../../../etc/passwd", FormatError, ("may not leave the directory",)),
+        ("files.parquet", "path", "/etc/passwd", FormatError, ("may not leave the directory",)),
+        ("files.parquet", "num_bytes", 1 << 62, FormatError, ("holes, overlap or leave the file",)),
+        ("files.parquet", "header_bytes", 1 << 40, FormatError, ("header of",)),
+        ("tensors.parquet", "shape", [1 << 40, 1 << 40], FormatError, ("model/0.bias", "do not add up")),
+        ("tensors.parquet", "shape", [-5], FormatError, ("model/0.bias", "impossible shape")),
+        ("tensors.parquet", "dtype", "float3", FormatError, ("model/0.bias", "unknown dtype 'float3'")),
+        ("tensors.parquet", "box_count", 2, FormatError, ("box counts",)),
+        ("shards.parquet", "offsets", [1], TilingError, ("model/0.bias", "out of bounds")),
+        ("shards.parquet", "lengths", [1 << 62], FormatError, ("model/0.bias", "do not add up")),
+        ("shards.parquet", "lengths", [5, 1], FormatError, ("dimensions",)),
+        ("shards.parquet", "file_id", 7, FormatError, ("disagree about files",)),
+        ("stored.parquet", "byte_offset", 4097, FormatError, ("model/0.bias", "do not add up")),
+        ("stored.parquet", "byte_offset", 4100, FormatError, ("holes, overlap or leave the file",)),
+        ("stored.parquet", "xxh3", [], FormatError, ("model/0.bias", "do not add up")),
+        ("stored.parquet", "codec", "zstd", UnsupportedVersion, ("codec 'zstd'", "newer")),
+    ],
+)
+def test_tables_that_contradict_themselves(
+    saved: Path, name: str, column: str, value: Any, kind: type[CheckpointError], words: tuple[str, ...]
+) -> None:
+    forge(saved, name, set_value(column, value))
+    rejected(saved, kind, *words)
+
+
+def test_a_header_that_disagrees_with_the_tables_is_found_by_verify(saved: Path) -> None:
+    forge(saved, "shards.parquet", set_value("entry", "other"))
+    problems = verify(StoredCheckpoint.open(Store(saved))).problems
+    assert len(problems) == 1
+    assert "disagrees with the tables" in problems[0]
+
+
+def test_a_column_of_another_type(saved: Path) -> None:
+    schema = pa.schema(
+        {"rank": pa.int64(), "key": pa.string(), "value": pa.int64()},
+    )
+    forge(saved, "rank_objects.parquet", lambda rows: rows.clear(), schema)
+    with pytest.raises(FormatError, match=r"rank_objects.parquet: no column 'value' of type string"):
+        StoredCheckpoint.open(Store(saved)).rank_objects(0)
+
+
+def test_metadata_sizes_are_bounded_before_they_are_read(saved: Path) -> None:
+    manifest = json.loads((saved / "manifest.json").read_bytes())
+    manifest["files"]["objects.json"]["bytes"] = 1 << 60
+    manifest["digest"] = "0" * 16
+    text = json.dumps(manifest, separators=(",", ":")).encode() + b"\n"
+    digest = digest_hex(text).encode()
+    (saved / "manifest.json").write_bytes(re.sub(rb'"0{16}"}\n$', b'"' + digest + b'"}\n', text))
+    rejected(saved, FormatError, "size of objects.json")
+
+
+def test_a_compression_bomb_is_refused_by_its_footer() -> None:
+    """Fifty megabytes of one byte shrink to a few kilobytes: more than any honest table does."""
+    sink = pa.BufferOutputStream()
+    table = pa.table({"rank": [0] * 50_000, "key": ["k"] * 50_000, "value": ["0" * 1000] * 50_000})
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    data = bytes(sink.getvalue())
+    with pytest.raises(FormatError, match=f"{len(data)} bytes that claim to decode to"):
+        decode_table("rank_objects.parquet", data, "bomb")

@@ -1,0 +1,182 @@
+"""Real processes, real FSDP2 and tensor parallelism: save on some ranks, load on others, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import checkpoint
+from checkpoint.errors import AsyncSaveFailed, RanksFailed
+from storage.errors import NoSpace
+from tests.checkpoint.simulation import bits
+from tests.checkpoint.watched_store import WatchedStore
+from tests.distributed import run_distributed
+
+pytestmark = pytest.mark.slow
+
+# name: (ranks, data-parallel, tensor-parallel)
+LAYOUTS = {
+    "ddp2": (2, 2, 1),
+    "fsdp4": (4, 4, 1),
+    "fsdp2xtp2": (4, 2, 2),
+    "tp2": (2, 1, 2),
+    "fsdp3": (3, 3, 1),
+}
+
+
+class Block(nn.Module):
+    """Uneven sizes, parameters that stay plain under tensor parallelism, one of one element, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(7, 13)
+        self.down = nn.Linear(13, 7)
+        self.again = nn.Linear(7, 7, bias=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("count", torch.arange(5))
+
+
+def build(layout: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    _, dp, tp = LAYOUTS[layout]
+    torch.manual_seed(seed)
+    model: nn.Module = nn.Sequential(Block(), Block())
+    if layout.startswith("ddp"):
+        wrapped: nn.Module = DistributedDataParallel(model, find_unused_parameters=True)
+    else:
+        mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+        for block in model:
+            if tp > 1:
+                parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            if dp > 1:
+                fully_shard(block, mesh=mesh["dp"])
+        wrapped = model
+    return wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.1 * (seed + 1), foreach=False)
+
+
+def full(value: torch.Tensor) -> bytes:
+    return bits((value.full_tensor() if isinstance(value, DTensor) else value).detach())
+
+
+def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
+    found = {}
+    for name, value in model.state_dict().items():
+        found[name.removeprefix("module.")] = full(value)
+    names = {id(value): name.removeprefix("module.") for name, value in model.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            found[f"{names[id(parameter)]}.{key}"] = full(value)
+    return found
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    # Given gradients instead of a backward pass, which PyTorch does not support with uneven tensor parallelism.
+    for index, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, 0.25 * (index + 1))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save_and_load_case(
+    rank: int, world_size: int, root: str, to_save: list[str], target: str, to_load: list[str]
+) -> tuple[dict[str, dict[str, bytes]], dict[str, dict[str, bytes]], dict[str, bytes]]:
+    """Save in each of some layouts; then load each of some checkpoints into one layout.
+
+    Returns contents by layout saved, contents by layout loaded, and what the rank draws at random after each load.
+    """
+    saved = {}
+    for layout in to_save:
+        model, optimizer = build(layout, seed=0)
+        step(model, optimizer)
+        saved[layout] = contents(model, optimizer)
+        state = {"model": model, "optimizer": optimizer, "extra": {"layout": layout}}
+        handle = checkpoint.async_save(f"{root}/{layout}", state, step=1, timeout_s=60)
+        step(model, optimizer)  # training goes on at once
+        assert handle.result(60).step == 1
+        assert contents(model, optimizer) != saved[layout]
+    loaded, drawn = {}, {}
+    for source in to_load:
+        model, optimizer = build(target, seed=1)
+        state = {"model": model, "optimizer": optimizer, "extra": {"layout": ""}}
+        report = checkpoint.load(f"{root}/{source}", state, timeout_s=60)
+        assert report.rng_restored == (LAYOUTS[source][0] == world_size)
+        assert state["extra"] == {"layout": source}
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        loaded[source] = contents(model, optimizer)
+        drawn[source] = bits(torch.rand(4))
+    return saved, loaded, drawn
+
+
+def test_every_layout_into_more_and_fewer_ranks(tmp_path: Path) -> None:
+    saved: dict[str, dict[str, bytes]] = {}
+    for world_size, target in ((2, "ddp2"), (4, "fsdp2xtp2"), (3, "fsdp3")):
+        to_save = [layout for layout, (ranks, _, _) in LAYOUTS.items() if ranks == world_size]
+        to_load = [*saved, *to_save]
+        by_rank = run_distributed(save_and_load_case, world_size, str(tmp_path), to_save, target, to_load)
+        saved |= by_rank[0][0]
+        for saved_here, loaded, _ in by_rank:
+            assert saved_here == by_rank[0][0]
+            for source in to_load:
+                assert loaded[source] == saved[source], (source, target)
+        for source in set(to_load) - set(to_save):
+            # Another number of ranks: no generator can go on, so each rank gets a stream of its own.
+            assert len({drawn[source] for _, _, drawn in by_rank}) == world_size
+    assert saved["fsdp3"] == saved["fsdp2xtp2"] == saved["ddp2"]  # the same update everywhere
+
+
+def failures_case(rank: int, world_size: int, root: str) -> list[str]:
+    """Several failures in one spawn: every rank must see each of them, and go on afterwards."""
+    seen = []
+    model = nn.Linear(3, 3)
+    state: dict[str, Any] = {"model": model, "extra": {"a": 1}}
+
+    def full_disk(point: str) -> None:
+        if rank == 1 and point.startswith("before data"):
+            raise NoSpace("disk", "full")
+
+    place = WatchedStore(f"{root}/full", full_disk)
+    # More tensors than ranks, so that the rank that fails has something to write.
+    state["extra"] = {name: torch.ones(3) for name in "abc"}
+    handle = checkpoint.async_save(place, state, timeout_s=30)
+    try:
+        handle.result(60)
+    except RanksFailed as error:
+        seen.append(str(error.members[0]))
+
+    # The same, found out by the next save.
+    handle = checkpoint.async_save(place, state, timeout_s=30)
+    handle.wait(60)
+    try:
+        checkpoint.save(f"{root}/next", state, timeout_s=30)
+    except (AsyncSaveFailed, RanksFailed) as error:
+        seen.append(type(error).__name__)
+
+    # And then all is well, from a thread that uses no collective while the group is busy.
+    handle = checkpoint.async_save(f"{root}/good", copy.deepcopy(state), timeout_s=30)
+    value = torch.ones(1000)
+    for _ in range(20):
+        dist.all_reduce(value)
+    seen.append(handle.result(60).url)
+    return seen
+
+
+def test_failures_reach_all_ranks_and_the_job_goes_on(tmp_path: Path) -> None:
+    results = run_distributed(failures_case, 3, str(tmp_path))
+    assert all(result == results[0] for result in results)
+    first, second, third = results[0]
+    assert first == "rank 1 failed in stage 'write': NoSpace: disk: full"
+    assert second == "AsyncSaveFailed"
+    assert third.endswith("/good")
+    assert sorted(path.name for path in (tmp_path / "good").iterdir()) == ["data", "manifest.json"]
+    assert not (tmp_path / "full" / "manifest.json").exists()
+    assert not (tmp_path / "next").exists()
