@@ -118,7 +118,7 @@ class InlineRuntime:
         raise item
 
     def stop(self) -> None:
-        """End the threads; waits for a read that is under way."""
+        """End the planning; a read that is under way ends by itself and is thrown away."""
         self._stopping.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._thread.join(self._timeout_s)

@@ -1,0 +1,1 @@
+"""State, formats and rank processes of the checkpoint benchmarks."""

@@ -1,0 +1,1 @@
+"""Corpora and contenders of the loader benchmarks."""
