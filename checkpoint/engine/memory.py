@@ -29,6 +29,17 @@ def flat_bytes(tensor: torch.Tensor) -> Bytes:
     return array
 
 
-def as_tensor(memory: torch.Tensor, dtype: torch.dtype, lengths: tuple[int, ...]) -> torch.Tensor:
-    """See uint8 memory of exactly the right size as a tensor; not a copy."""
-    return memory.view(dtype).view(lengths)
+def copy_into(memory: torch.Tensor, tensor: torch.Tensor, *, non_blocking: bool = False) -> None:
+    """Copy a tensor's elements, in row-major order, into host memory.
+
+    Args:
+        memory: uint8, exactly as many bytes as the tensor.
+        tensor: On any device, any strides.
+        non_blocking: Only begin a copy from another device; the caller synchronises before using the memory.
+    """
+    if is_flat(tensor):
+        # By this thread alone: PyTorch's copy spreads every tensor over its OpenMP threads and waits for all of
+        # them, which takes several times as long while training keeps the cores busy.
+        np.copyto(memory.numpy(), flat_bytes(tensor))
+    else:
+        memory.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=non_blocking)

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from checkpoint.boxes import Box
-from checkpoint.engine.memory import Bytes, as_tensor, flat_bytes, is_flat
+from checkpoint.engine.memory import Bytes, copy_into, flat_bytes, is_flat
 from checkpoint.format.digest import PIECE_BYTES, digest64
 from checkpoint.format.dtypes import DTYPES
 from checkpoint.format.payload import (
@@ -160,9 +160,8 @@ def stage(layouts: Sequence[FileLayout], buffer: torch.Tensor) -> list[Bytes]:
     for layout in layouts:
         for entry, view in zip(layout.entries, layout.views, strict=True):
             begin = start + entry.byte_offset - layout.header_bytes
-            target = as_tensor(buffer[begin : begin + entry.num_bytes], view.dtype, entry.lengths)
+            copy_into(buffer[begin : begin + entry.num_bytes], view, non_blocking=True)
             on_device |= view.device.type == "cuda"
-            target.copy_(view, non_blocking=view.device.type == "cuda")
         images.append(flat_bytes(buffer[start : start + layout.data_bytes]))
         start += _aligned(layout.data_bytes)
     if on_device:
@@ -192,7 +191,7 @@ def live_blocks(layout: FileLayout) -> Iterator[Bytes]:
             yield flat_bytes(gathered[:held])
             held = 0
         # A box of wider elements never follows one of narrower ones, so this is aligned.
-        as_tensor(gathered[held : held + entry.num_bytes], view.dtype, entry.lengths).copy_(view)
+        copy_into(gathered[held : held + entry.num_bytes], view)
         held += entry.num_bytes
     if held:
         yield flat_bytes(gathered[:held])
