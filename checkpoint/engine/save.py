@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import queue
@@ -98,7 +97,8 @@ class Saver:
         self._in_flight: list[SaveHandle] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        weakref.finalize(self, self._jobs.put, None)  # ends the thread
+        # Ends the thread; when the process ends _at_exit does, and waits for it.
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def save(
         self,
@@ -270,20 +270,32 @@ class Saver:
             self._thread = threading.Thread(
                 target=_run, args=(self._jobs, self._background), name="checkpoint-save", daemon=True
             )
+            for ended in [thread for thread in _threads if not thread.is_alive()]:
+                del _threads[ended]
             self._thread.start()
+            _threads[self._thread] = self._jobs
             _running.add(self)
 
 
 _running: weakref.WeakSet[Saver] = weakref.WeakSet()
+_threads: dict[threading.Thread, queue.SimpleQueue[_Job | None]] = {}
 
 
-@atexit.register
 def _at_exit() -> None:
     for saver in list(_running):
         try:
             saver.wait(_EXIT_WAIT_S)
         except Exception as error:  # nobody is left to raise it to
             _logger.error("a checkpoint was lost at exit: %s", error)
+    # A thread that let go of its connection while the interpreter is being torn down would abort the process.
+    for thread, jobs in list(_threads.items()):
+        jobs.put(None)
+        thread.join(_EXIT_WAIT_S)
+
+
+# Not atexit: its handlers run when the executors that writing needs refuse work already. These run before that, the
+# last registered first, and concurrent.futures has been imported by now.
+threading._register_atexit(_at_exit)  # type: ignore[attr-defined]
 
 
 def _run(jobs: queue.SimpleQueue[_Job | None], coordinator: Coordinator) -> None:
@@ -292,6 +304,7 @@ def _run(jobs: queue.SimpleQueue[_Job | None], coordinator: Coordinator) -> None
             _finish(job, coordinator)
         except BaseException as error:
             job.handle.resolve(error)
+        del job  # an idle thread holds on to nothing
 
 
 def _finish(job: _Job, coordinator: Coordinator) -> None:

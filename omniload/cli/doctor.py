@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
+import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,29 +35,35 @@ class Finding:
     """Whether it is as it should be."""
 
 
+# What `python script.py` in the working directory would import; a folder without __init__ counts too.
+_PROBE = """
+import importlib.util, json, sys
+specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
+print(json.dumps({name: spec and (spec.origin or list(spec.submodule_search_locations)[0]) for name, spec in specs.items()}))
+"""
+
+
 def shadowed(directory: Path) -> list[Finding]:
     """Our packages as Python finds them from ``directory``, each a problem if it is somebody else's module.
 
     Args:
         directory: where a user's script would run; it precedes the installed packages on ``sys.path``.
     """
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE, *PACKAGES],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     ours = Path(__file__).resolve().parents[2]
     findings = []
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
-        installed = Path(spec.origin).resolve() if spec and spec.origin else None
-        local = [
-            path for path in (directory / f"{name}.py", directory / name / "__init__.py") if path.exists()
-        ]
-        foreign = [path for path in local if ours not in path.resolve().parents]
-        if installed is None or ours not in installed.parents:
-            findings.append(Finding(name, f"shadowed by {installed}: rename that module", False))
-        elif foreign:
-            findings.append(
-                Finding(name, f"a script in {directory} would import {foreign[0]} instead: rename it", False)
-            )
-        else:
-            findings.append(Finding(name, str(installed.parent), True))
+    for name, origin in json.loads(probe.stdout).items():
+        found = Path(origin).resolve() if origin else None
+        ok = found is not None and ours in found.parents
+        remedy = f"a script in {directory} would import {found} instead: rename it"
+        findings.append(Finding(name, str(found.parent) if found and ok else remedy, ok))
     return findings
 
 

@@ -152,12 +152,14 @@ def test_a_file_that_is_no_mixture_is_named(
     assert message in err
 
 
-def test_doctor_names_a_module_that_shadows_one_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["checkpoint.py", "training/__init__.py"])
+def test_doctor_names_a_module_that_shadows_one_of_ours(tmp_path: Path, module: str) -> None:
     assert all(finding.ok for finding in shadowed(tmp_path))
-    (tmp_path / "checkpoint.py").touch()
+    (tmp_path / module).parent.mkdir(exist_ok=True)
+    (tmp_path / module).touch()
     [problem] = [finding for finding in shadowed(tmp_path) if not finding.ok]
-    assert problem.what == "checkpoint"
-    assert str(tmp_path / "checkpoint.py") in problem.found
+    assert problem.what == Path(module).parts[0].removesuffix(".py")
+    assert str(tmp_path / module) in problem.found
 
 
 def test_importing_is_cheap_and_the_public_surface_is_sorted() -> None:
