@@ -1,0 +1,1 @@
+"""The main job end to end on real data: load, train, break, resume elsewhere, prove, export, report."""
