@@ -38,8 +38,9 @@ class Finding:
 # What `python script.py` in the working directory would import; a folder without __init__ counts too.
 _PROBE = """
 import importlib.util, json, sys
-specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
-print(json.dumps({name: spec and (spec.origin or list(spec.submodule_search_locations)[0]) for name, spec in specs.items()}))
+def place(spec):
+    return spec and (spec.origin or list(spec.submodule_search_locations)[0])
+print(json.dumps({name: place(importlib.util.find_spec(name)) for name in sys.argv[1:]}))
 """
 
 
