@@ -11,6 +11,7 @@ import numpy as np
 from omniload.loader import Payload
 from omniload.mixture import Mixture
 from omniload.planner import Plan
+from omniload.recycler import Recycler
 
 IGNORE = -100
 """Target of a position that does not count in the loss; what torch's cross entropy ignores by default."""
@@ -49,6 +50,7 @@ class DataConstructor:
         self._shifted = mixture.labels == "shifted"
         self._source = source
         self._positions = np.arange(mixture.seq_len)
+        self._recycler = Recycler()
 
     def build(self, plan: Plan, lanes: Sequence[int]) -> list[LaneArrays]:
         """The given lanes of a plan, in the order given. They share memory: one allocation holds all of a kind."""
@@ -89,9 +91,10 @@ class DataConstructor:
     ) -> dict[str, np.ndarray]:
         """The token-wise arrays of all packs laid end to end."""
         total = int(bounds[-1])
-        input_ids = np.empty(total, np.int64)
-        position_ids = np.empty(total, np.int64)
-        segment_ids = np.empty(total, np.int32)
+        input_ids = self._recycler.empty(total, np.int64)
+        wanted = self._recycler.empty(total, np.int64)
+        position_ids = self._recycler.empty(total, np.int64)
+        segment_ids = self._recycler.empty(total, np.int32)
         padding = []
         tokens, numbers = iter(payload.tokens), iter((_rank_in_group(pack) + 1).tolist())
         # One slice a segment: on documents of usual length this beats whole-array passes of repeat and subtract.
@@ -105,9 +108,11 @@ class DataConstructor:
                 padding.append(slice(start, end))
             position_ids[start:end] = self._positions[: end - start]
         if self._shifted:
-            key, wanted = "targets", _shifted_targets(input_ids, starts, ends, payload)
+            key = "targets"
+            _shift_targets(wanted, input_ids, starts, ends, payload)
         else:
-            key, wanted = "labels", _unshifted_labels(input_ids, starts, ends, payload)
+            key = "labels"
+            _copy_labels(wanted, input_ids, starts, ends, payload)
         for part in padding:
             wanted[part] = IGNORE
         return {"input_ids": input_ids, key: wanted, "position_ids": position_ids, "segment_ids": segment_ids}
@@ -159,30 +164,28 @@ def _rank_in_group(group: np.ndarray) -> np.ndarray:
     return index - np.searchsorted(group, group)
 
 
-def _shifted_targets(
-    input_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, payload: Payload
-) -> np.ndarray:
-    targets = np.empty_like(input_ids)
+def _shift_targets(
+    targets: np.ndarray, input_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, payload: Payload
+) -> None:
+    """Fill in the next token of the same sample, `IGNORE` where there is none or it does not count."""
     targets[:-1] = input_ids[1:]
     # The last token of a piece: the token that follows in its document, if the document goes on.
-    lengths = ends - starts
     targets[ends - 1] = [
         tokens[count] if len(tokens) > count else IGNORE
-        for tokens, count in zip(payload.tokens, lengths.tolist(), strict=True)
+        for tokens, count in zip(payload.tokens, (ends - starts).tolist(), strict=True)
     ]
     for i, mask in enumerate(payload.loss_mask):
         if mask is not None:
             # mask[j] says whether token j may be a target; token j is the target of position j - 1.
             targets[starts[i] : starts[i] + len(mask) - 1][~mask[1:]] = IGNORE
-    return targets
 
 
-def _unshifted_labels(
-    input_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, payload: Payload
-) -> np.ndarray:
-    labels = input_ids.copy()
+def _copy_labels(
+    labels: np.ndarray, input_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, payload: Payload
+) -> None:
+    """Fill in the token itself, `IGNORE` at the first of each piece and where it does not count."""
+    labels[:] = input_ids
     labels[starts] = IGNORE
     for i, mask in enumerate(payload.loss_mask):
         if mask is not None:
             labels[starts[i] : ends[i]][~mask[: ends[i] - starts[i]]] = IGNORE
-    return labels

@@ -1,0 +1,63 @@
+"""Memory is used again, and never while anything refers to it."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.recycler import MAX_IDLE, Recycler
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_memory_that_nobody_refers_to_is_used_again() -> None:
+    recycler = Recycler()
+    first = recycler.empty(1000, np.int64)
+    where = address(first)
+    del first
+    gc.collect()
+    assert address(recycler.empty(1000, np.int64)) == where
+
+
+def test_any_kind_of_view_keeps_the_memory() -> None:
+    recycler = Recycler()
+    views = []
+    for make in (
+        lambda a: a[3:7],
+        lambda a: a.reshape(10, 100)[2][5:].view(np.int32),
+        lambda a: torch.from_numpy(a),
+        lambda a: torch.from_numpy(a.reshape(10, 100))[4:6, 1:].T,
+        lambda a: memoryview(a),
+    ):
+        array = recycler.empty(1000, np.int64)
+        array[:] = len(views)
+        views.append(make(array))
+        del array
+    gc.collect()
+    others = [recycler.empty(1000, np.int64) for _ in range(2 * MAX_IDLE)]
+    for other in others:
+        other[:] = -1
+    assert views[0].tolist() == [0] * 4
+    assert set(views[1][::2].tolist()) == {1}
+    assert set(views[2].tolist()) == {2}
+    assert set(views[3].flatten().tolist()) == {3}
+    assert set(views[4].tolist()) == {4}
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(0, 9)), max_size=60))
+def test_live_arrays_never_share_memory(steps: list[tuple[int, bool, int]]) -> None:
+    recycler = Recycler()
+    live: list[tuple[np.ndarray, int]] = []
+    for number, (length, release, which) in enumerate(steps):
+        if release and live:
+            del live[which % len(live)]
+        array = recycler.empty(length * 100, np.int32)
+        array[:] = number
+        live.append((array[1:], number))
+        assert all((view == value).all() for view, value in live)
