@@ -8,8 +8,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
+import checkpoint
+from checkpoint.convert import convert_to_hf
+from checkpoint.stored import StoredCheckpoint
+from storage import Store
 from tests.training.fake_lanes import fake_step
 from training.config import ModelConfig
 from training.model import CausalLM, attend_within, hf_config
@@ -157,13 +162,30 @@ def test_tied_model_has_one_embedding():
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_equal_those_of_transformers(model, tied):
     """Hugging Face's own class, configured by `hf_config` and loaded without renaming, gives the same logits."""
-    transformers = pytest.importorskip("transformers")
     config = CONFIG.model_copy(update={"tie_embeddings": tied})
     model.config, model.model.config = config, config
     model.float().tie_weights()
     settings = hf_config(config, torch.float32)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
     theirs.load_state_dict(model.state_dict(), strict=True)
+    document = torch.randint(0, 62, (1, 30), generator=torch.Generator().manual_seed(0))
+    ours = model(document, torch.arange(30)[None], torch.tensor([0, 30]))
+    torch.testing.assert_close(ours, theirs(document).logits[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_exported_checkpoint_opens_in_transformers(tmp_path, tied):
+    """Saved, converted and loaded by ``from_pretrained``: the same logits, and no tensor missing or left over."""
+    config = CONFIG.model_copy(update={"tie_embeddings": tied})
+    model = CausalLM(config, torch.float32, 0)
+    state = {"model": model, "hf_config": hf_config(config, torch.float32)}
+    checkpoint.save(tmp_path / "saved", state)
+    convert_to_hf(StoredCheckpoint.open(Store(tmp_path / "saved")), Store(tmp_path / "hf"))
+    theirs, notes = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", output_loading_info=True, dtype=torch.float32
+    )
+    assert not any(notes.values()), notes
     document = torch.randint(0, 62, (1, 30), generator=torch.Generator().manual_seed(0))
     ours = model(document, torch.arange(30)[None], torch.tensor([0, 30]))
     torch.testing.assert_close(ours, theirs(document).logits[0], rtol=1e-4, atol=1e-5)
