@@ -28,6 +28,7 @@ from omniload.samples.window import Failure, LoadedWindow, Policy
 from omniload.sources import open_source
 from omniload.sources.order import Order
 from omniload.sources.protocol import Source
+from omniload.sources.serial import SerialSource
 from omniload.sources.split import Split
 
 BUFFER_BYTES = 256 << 20
@@ -47,7 +48,10 @@ class Payload:
 
 
 class SourceLoader:
-    """Reads one source. All methods may be called from any thread; one lock serialises them.
+    """Reads one source.
+
+    All methods may be called from any thread: reads take turns, and payload that is prepared already is handed out
+    while a read is under way.
 
     ``read`` and ``payload`` are pure functions of the data, the configuration and their arguments: buffers,
     evictions and the calls made before change only how long they take.
@@ -93,7 +97,7 @@ class SourceLoader:
         self.name = name
         self.failures: deque[Failure] = deque(maxlen=_KEPT_FAILURES)
         """The rows quarantined last; one that is read again is listed again."""
-        self._source = source
+        self._source: Source = SerialSource(source)
         self._spec = spec
         self._seed = seed
         self._seq_len = seq_len
@@ -109,7 +113,7 @@ class SourceLoader:
         self._order = Order(seed=seed, name=name, shuffle=shuffle, window_blocks=window_blocks)
         self._longest = seq_len if spec.overflow == "truncate" else _UNBOUNDED
         self._window: LoadedWindow | None = None
-        self._lock = threading.RLock()
+        self._reading = threading.Lock()
         transforms = tuple(Transform(name, one) for one in spec.transforms)
         self._reader = self._make_reader(transforms, tokenizer, eos, buffer_bytes)
         self.fingerprints: dict[str, str] = {
@@ -163,7 +167,7 @@ class SourceLoader:
             StateError: the cursor lies outside its window.
         """
         assert max_samples >= 1
-        with self._lock:
+        with self._reading:
             window = self._load_window(cursor)
             if cursor.position > window.num_rows:
                 raise StateError(
@@ -197,56 +201,55 @@ class SourceLoader:
         """
         tokens: list[Any] = [None] * len(pieces)
         masks: list[np.ndarray | None] = [None] * len(pieces)
-        with self._lock:
-            for indices, part in _by_block(pieces):
-                file, block = int(part["file"][0]), int(part["block"][0])
-                current = self._window.block(file, block) if self._window else None
-                some_tokens, some_masks = self._reader.fetch(part, current, self._longest)
-                for i, values in zip(indices, some_tokens, strict=True):
-                    tokens[i] = values
-                if some_masks is not None:
-                    for i, mask in zip(indices, some_masks, strict=True):
-                        masks[i] = mask
+        window = self._window
+        for indices, part in _by_block(pieces):
+            file, block = int(part["file"][0]), int(part["block"][0])
+            current = window.block(file, block) if window else None
+            some_tokens, some_masks = self._reader.fetch(part, current, self._longest)
+            for i, values in zip(indices, some_tokens, strict=True):
+                tokens[i] = values
+            if some_masks is not None:
+                for i, mask in zip(indices, some_masks, strict=True):
+                    masks[i] = mask
         return Payload(tokens=tokens, loss_mask=masks)
 
     def row_ids(self, file: int, block: int) -> np.ndarray:
         """``int64[rows]``: what identifies the rows of a block in their file: number, or offset of the line."""
-        with self._lock:
-            current = self._window.block(file, block) if self._window else None
-            return np.asarray(current.row_ids) if current else self._source.row_ids(file, block)
+        window = self._window
+        current = window.block(file, block) if window else None
+        return np.asarray(current.row_ids) if current else self._source.row_ids(file, block)
 
     def release(self, pieces: np.ndarray) -> None:
         """Say that these pieces will not be asked for again, so that their payload need not be kept."""
-        with self._lock:
-            for _, part in _by_block(pieces):
-                self._reader.release(part)
+        for _, part in _by_block(pieces):
+            self._reader.release(part)
 
     def evict(self, fraction: float = 1.0) -> None:
-        """Let go of this fraction of the payload kept; of the window being read too if it is 1."""
-        with self._lock:
-            self._reader.buffer.evict(fraction)
-            if fraction >= 1:
-                self._window = None
+        """Let go of this fraction of the payload kept; of the window read last too if it is 1."""
+        self._reader.buffer.evict(fraction)
+        if fraction >= 1:
+            self._window = None
 
     @property
     def buffered_bytes(self) -> int:
         """Host memory held by the payload kept and the window being read, those in both counted twice."""
-        with self._lock:
-            return self._reader.buffer.num_bytes + (self._window.num_bytes if self._window else 0)
+        window = self._window
+        return self._reader.buffer.num_bytes + (window.num_bytes if window else 0)
 
     def close(self) -> None:
         """Let go of memory and open files; the loader can still be used."""
-        with self._lock:
-            self.evict()
-            self._source.close()
+        self.evict()
+        self._source.close()
 
     def _load_window(self, cursor: Cursor) -> LoadedWindow:
-        if self._window is None or not self._window.starts_at(cursor):
-            self._window = None  # before the next one takes its place in memory
-            self._window = LoadedWindow(
+        window = self._window
+        if window is None or not window.starts_at(cursor):
+            self._window = window = None  # before the next one takes its place in memory
+            window = LoadedWindow(
                 cursor, self._source, self._order, self._reader, self._policy, self.failures
             )
-        return self._window
+            self._window = window
+        return window
 
     def _collect(
         self, window: LoadedWindow, cursor: Cursor, max_samples: int

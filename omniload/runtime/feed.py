@@ -15,8 +15,9 @@ from omniload.pieces import Cursor, SampleChunk
 from omniload.runtime.chaos import SourceChaos
 from omniload.runtime.leases import LeaseTable
 
-CHUNK_SAMPLES = 512
-"""Samples per read: enough to amortise a call, few enough that the first step does not wait for a whole window."""
+CHUNK_SAMPLES = 8192
+"""Most samples per read. A loader hands out what it has prepared at once, which of text is less; of pre-tokenised data
+it may be a whole window, so that the next one is decoded while the planner uses this one."""
 
 
 class SourceFeed:
