@@ -13,16 +13,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from omniload.errors import StateError
+from omniload.errors import MixtureError, StateError
 from omniload.identity import Identity
 from omniload.ledger import Ledger
-from omniload.loader import SourceLoader, open_loader
+from omniload.loader import BUFFER_BYTES, SourceLoader, open_loader
 from omniload.mixture import Mixture
 from omniload.place import Place
 from omniload.planner import Plan, StreamState
 from omniload.runtime.chaos import Chaos
 from omniload.runtime.inline import InlineRuntime, Step
 from omniload.samples.tokenize import Tokenizer
+from omniload.samples.window import Failure
 from omniload.sources.split import Split
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class DataLoader:
         mesh: DeviceMesh | None = None,
         split: Split = "train",
         prefetch_steps: int = 2,
-        buffer_bytes: int = 256 * 2**20,
+        buffer_bytes: int = BUFFER_BYTES,
         timeout_s: float = 300.0,
         chaos: Chaos | None = None,
     ) -> None:
@@ -105,6 +106,14 @@ class DataLoader:
                 f"prefetch_steps: {prefetch_steps} is below 1; the step being built needs a place"
             )
         self._prefetch_steps = prefetch_steps
+        if buffer_bytes < 0 or timeout_s <= 0:
+            raise ValueError(
+                f"buffer_bytes: {buffer_bytes} must not be negative, timeout_s: {timeout_s} must be positive"
+            )
+        if split == "held_out" and not self._mixture.held_out:
+            raise MixtureError(
+                "held_out: is 0, so there is no held-out row to load; set the fraction to hold out"
+            )
         self._timeout_s = timeout_s
         self._chaos = chaos
         self._loaders = self._open_loaders(split, buffer_bytes)
@@ -174,10 +183,13 @@ class DataLoader:
         names = self._mixture.names
         rows = np.empty(len(pieces), np.int64)
         files: list[str] = [""] * len(pieces)
-        for i, piece in enumerate(pieces):
-            loader = self._loaders[piece["source"]][0]
-            rows[i] = loader.row_ids(int(piece["file"]), int(piece["block"]))[piece["row"]]
-            files[i] = loader.source.files[piece["file"]].path
+        blocks, block_of = np.unique(pieces[["source", "file", "block"]], return_inverse=True)
+        for b, (source, file, block) in enumerate(blocks.tolist()):
+            loader = self._loaders[source][0]
+            here = np.flatnonzero(block_of == b)
+            rows[here] = loader.row_ids(file, block)[pieces["row"][here]]
+            for i in here.tolist():
+                files[i] = loader.source.files[file].path
         start = pieces["start"].astype(np.int64)
         return pa.table(
             {
@@ -206,6 +218,13 @@ class DataLoader:
         state = self._step.after if self._step else self._state
         return Ledger.of(self._mixture, state)
 
+    def failures(self) -> list[Failure]:
+        """The rows quarantined last, up to a thousand of each source, with path, row and reason.
+
+        A row appears when it is read, which is ahead of the step it would have gone to.
+        """
+        return [failure for group in self._loaders for loader in group for failure in list(loader.failures)]
+
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands after the lanes yielded so far: JSON-serialisable, the same on every rank.
 
@@ -233,12 +252,16 @@ class DataLoader:
                 f"loader state has version {state.get('version')!r}, this omniload reads {STATE_VERSION}"
             )
         self._identity.check(state.get("identity"))
-        yielded, dp_size = int(state.get("lanes_yielded", 0)), state.get("dp_size")
+        yielded, dp_size = state.get("lanes_yielded", 0), state.get("dp_size")
+        if not isinstance(yielded, int) or not isinstance(state.get("stream"), Mapping):
+            raise StateError("the loader state is damaged: it lacks its stream, or counts no lanes")
         if yielded and dp_size != self._place.dp_size:
             raise StateError(
                 f"the state was taken inside a step with dp_size {dp_size} and cannot go on with dp_size"
                 f" {self._place.dp_size}: load it with dp_size {dp_size}, or save at a step boundary"
             )
+        if not 0 <= yielded < len(self._lanes):
+            raise StateError(f"the loader state is damaged: {yielded} of {len(self._lanes)} lanes yielded")
         stream = StreamState.from_json(dict(state["stream"]), self._mixture.names)
         self.close()
         self._state, self._step = stream, None
@@ -251,7 +274,8 @@ class DataLoader:
             assert self._stopper is not None, "set together with the runtime"
             self._state, self._to_skip = self._position()
             self._step, self._yielded = None, 0
-            self._stopper()
+            self._stopper.detach()
+            self._runtime.stop()
             self._runtime = None
 
     def __enter__(self) -> Self:
@@ -306,9 +330,14 @@ class DataLoader:
                 timeout_s=self._timeout_s,
                 chaos=self._chaos,
             )
-            self._stopper = weakref.finalize(self, self._runtime.stop)
+            # Garbage may be collected in any thread, also in one of the runtime's, which must not wait for itself.
+            self._stopper = weakref.finalize(self, self._runtime.stop, wait=False)
         step = self._runtime.next_step()
-        if step is None:
+        if isinstance(step, BaseException):
+            self.close()  # the next call starts afresh from where the loader stands
+            raise step
+        if isinstance(step, StreamState):
+            self._state, self._step, self._yielded, self._to_skip = step, None, 0, 0
             return False
         self._step, self._yielded, self._to_skip = step, self._to_skip, 0
         self._plans[step.plan.step] = step.plan

@@ -15,6 +15,9 @@ from typing import Any, Self
 from omniload.errors import StateError
 from omniload.loader import SourceLoader
 from omniload.mixture import Mixture
+from omniload.planner.cost import LINEAR_TOKENS
+from omniload.planner.pack import MAX_WAIT_STEPS
+from omniload.planner.planner import SLACK_PERCENT
 
 # What a source's entry does not depend on: where the files are, and how to get at them.
 _ELSEWHERE = {"path", "storage_options"}
@@ -39,7 +42,10 @@ class Identity:
         shape: dict[str, Any] = mixture.model_dump(mode="json", exclude=_NOT_SHAPE)
         shape["schedule"] = _digest(shape["schedule"])
         shape["split"] = split
-        definitions = mixture.model_dump(mode="json", include={"sources"})["sources"]
+        shape["strategy"] = _digest([SLACK_PERCENT, MAX_WAIT_STEPS, LINEAR_TOKENS])
+        definitions = {
+            name: spec.model_dump(mode="json", exclude=_ELSEWHERE) for name, spec in mixture.sources.items()
+        }
         return cls(
             shape=shape,
             tokenizer=loaders[0].fingerprints["tokenizer"],
@@ -47,7 +53,7 @@ class Identity:
                 name: (
                     _digest(
                         [
-                            {key: value for key, value in definitions[name].items() if key not in _ELSEWHERE},
+                            definitions[name],
                             loader.fingerprints["template"],
                             loader.fingerprints["transforms"],
                         ]

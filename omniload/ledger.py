@@ -32,7 +32,7 @@ class SourceLedger:
     dropped_tokens: int
     """Tokens lost with samples dropped by ``overflow: drop``."""
     carried_tokens: int
-    """Tokens drawn and waiting for a pack."""
+    """Tokens drawn and waiting for a pack; at the end of the stream, dropped."""
     exhausted: bool
     """Whether the source gave its last sample."""
 

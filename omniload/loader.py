@@ -256,22 +256,18 @@ class SourceLoader:
     ) -> tuple[list[RunPart], int, int]:
         """Parts of runs, up to the first that gives a sample, and the (position, sub) after them."""
         parts: list[RunPart] = []
-        position, sub, wanted = cursor.position, cursor.sub, max_samples
+        position, sub = cursor.position, cursor.sub
         while position < window.num_rows:
             run = window.run_at(position)
             first = run.first_sample(position, sub)
-            last = min(first + wanted, len(run.tokens))
+            last = min(first + max_samples, len(run.tokens))
             refused = self._first_refused(run, first, last)
-            if refused is not None:
-                if refused == first and not any(part.last > part.first for part in parts):
-                    raise self._too_long(window, run, refused)
-                last = refused
+            if refused == first:
+                raise self._too_long(window, run, refused)
+            last = last if refused is None else refused
             parts.append(RunPart(run=run, first=first, last=last))
-            wanted -= last - first
-            if refused is not None or wanted == 0:
-                part = next(part for part in reversed(parts) if part.last > part.first)
-                final = part.last - 1
-                return parts, int(part.run.position[final]), int(part.run.sub[final]) + 1
+            if last < len(run.tokens):
+                return parts, int(run.position[last - 1]), int(run.sub[last - 1]) + 1
             position, sub = run.end, 0
             if last > first:  # what is ready is not held back until more is
                 break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,12 +19,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictInt,
+    StrictStr,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from omniload.errors import MixtureError
+
+SMALLEST_SHARE = 1e-8
+"""Smallest weight beside the largest: when it comes to mixing, weights are integers of 32 bits."""
 
 
 def _as_tuple(value: object) -> object:
@@ -104,8 +109,8 @@ class Mixture(_Frozen):
     """Microbatch slots per step, ``packs / lanes`` packs in each; the data-parallel size must divide it."""
     tokenizer: str | None = None
     """``tokenizer.json`` of the `tokenizers` library; needed by every source that is not pre-tokenised."""
-    eos: str | int | None = None
-    """Token appended to every sample: its name in the tokenizer, or its id."""
+    eos: StrictStr | StrictInt | None = None
+    """Token appended to every sample made from text: its name in the tokenizer, or its id."""
     labels: Literal["shifted", "hf"] = "shifted"
     """``shifted``: lanes carry ``targets``; ``hf``: unshifted ``labels``, as models that shift want them."""
     shuffle: Literal["none", "window"] = "window"
@@ -138,6 +143,10 @@ class Mixture(_Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.eos is not None and self.tokenizer is None:
+            raise ValueError(
+                "eos: nothing is tokenised without 'tokenizer', and input_ids are taken as they are; remove it"
+            )
         if self.packs % self.lanes:
             near = _nearest(self.lanes, [n for n in range(1, self.packs + 1) if self.packs % n == 0])
             raise ValueError(
@@ -163,8 +172,15 @@ class Mixture(_Frozen):
 
     @staticmethod
     def _check_positive(weights: Mapping[str, float], where: str) -> None:
-        if not math.fsum(weights.values()) > 0:
+        largest = max(weights.values())
+        if largest == 0:
             raise ValueError(f"{where}: every weight is 0; give at least one source a positive weight")
+        for name, weight in weights.items():
+            if 0 < weight < largest * SMALLEST_SHARE:
+                raise ValueError(
+                    f"{where}: the weight of '{name}', {weight:g}, is below {SMALLEST_SHARE:g} of the largest;"
+                    " raise it, or set it to 0"
+                )
 
     @classmethod
     def load(cls, mixture: Mixture | Mapping[str, Any] | str | Path, **overrides: Any) -> Mixture:
@@ -212,6 +228,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge" or not isinstance(key_node, yaml.ScalarNode):
+                continue  # `<<` is resolved, and a key that is no scalar refused, by the parent
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 line = key_node.start_mark.line + 1
@@ -243,9 +261,9 @@ def _resolve_paths(values: dict[str, Any], base: Path) -> dict[str, Any]:
     """Make the relative paths of a mixture file relative to the file, not to the working directory."""
 
     def resolve(path: object) -> object:
-        if not isinstance(path, str) or "://" in path or path.startswith("~"):
-            return str(Path(path).expanduser()) if isinstance(path, str) and path.startswith("~") else path
-        return str(base / path)
+        if not isinstance(path, str) or "://" in path:
+            return path
+        return str(base / os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises if there is no such user
 
     resolved = dict(values)
     resolved["tokenizer"] = resolve(values.get("tokenizer"))
@@ -290,8 +308,9 @@ def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[
 
 def _first_problem(error: ValidationError, model: type[BaseModel]) -> str:
     """The first problem pydantic found, as one line: key, what is wrong, remedy."""
-    problem = error.errors(include_url=False)[0]
-    location = tuple(part for part in problem["loc"] if part != "function-before")
+    # A misspelt key is also a missing one: the misspelling is what the user can act on.
+    problem = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    location = tuple(part for part in problem["loc"] if part not in ("function-before", "str", "int"))
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{key}'{_suggest(str(location[-1]), _fields_at(model, location))}"

@@ -14,7 +14,7 @@ import numpy as np
 PIECE = np.dtype(
     [
         ("source", "<u2"),  # index into the mixture's sources, sorted by name
-        ("epoch", "<u2"),  # pass over the source, from 0
+        ("epoch", "<u4"),  # pass over the source, from 0
         ("file", "<u4"),  # index into the source's sorted listing
         ("block", "<u4"),  # block of the file (row group, byte range), in file order
         ("row", "<u4"),  # row of the block
@@ -25,7 +25,7 @@ PIECE = np.dtype(
         ("born", "<u4"),  # step that drew the piece
     ]
 )
-"""One piece: where it comes from and what the planner needs to know. Packed, little-endian, 34 bytes."""
+"""One piece: where it comes from and what the planner needs to know. Packed, little-endian, 36 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

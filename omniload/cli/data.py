@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from omniload.errors import SourceError
 from omniload.loader import SourceLoader, open_loader
 from omniload.mixture import Mixture
 from omniload.pieces import Cursor
@@ -24,7 +25,7 @@ MixtureFile = Annotated[Path, typer.Argument(help="The mixture's YAML file.", me
 @app.command()
 def validate(
     mixture: MixtureFile,
-    dp_size: Annotated[int, typer.Option(help="Data-parallel ranks that shall share the lanes.")] = 1,
+    dp_size: Annotated[int, typer.Option(min=1, help="Data-parallel ranks that shall share the lanes.")] = 1,
 ) -> None:
     """Check a mixture: the file, its paths, and one row of every source; then print what it holds."""
     spec = Mixture.load(mixture)
@@ -34,12 +35,15 @@ def validate(
     for name, weight in zip(spec.names, weights, strict=True):
         loader = open_loader(name, spec)
         tokens = _first_sample_tokens(loader)
+        if tokens is None:
+            why = f": {loader.failures[-1].reason}" if loader.failures else ""
+            raise SourceError(f"source '{name}': no row gives a sample{why}; check its column and transforms")
         table.add_row(
             escape(name),
             f"{len(loader.source.files):,}",
             _human(sum(file.size for file in loader.source.files)),
             f"{weight / sum(weights):.4g}",
-            "none: no row gives a sample" if tokens is None else f"{tokens:,} tokens",
+            f"{tokens:,} tokens",
         )
     console = Console()
     console.print(table)

@@ -53,13 +53,17 @@ class _SourceReader:
         # the state does not depend on where the chunks were cut.
         self._pending_rows = 0
         self._pending_failures = 0
-        self._fruitless_epochs = 0
         self._sample_tokens: list[int] = []
         self._first = 0  # first sample of the chunk that is drawn but not yet taken
         self._at = 0  # next sample of the chunk
         self._orders: list[int] = []  # draw numbers of the samples first..at
         self._taken: list[tuple[np.ndarray, np.ndarray]] = []
         self.exhausted = state.exhausted
+
+    @property
+    def says_stop(self) -> bool:
+        """Whether it gave its last sample and ends the stream with it."""
+        return self.exhausted and self._spec.on_exhausted == "stop"
 
     def draw(self, order: int) -> int | None:
         """Draw the next sample as draw number ``order``; its emitted tokens, or None if the source is spent."""
@@ -105,17 +109,15 @@ class _SourceReader:
         self._sample_tokens = np.diff(lengths[chunk.first_piece]).tolist()
         self._chunk, self._next_cursor = chunk, chunk.end
         self._first = self._at = 0
-        if len(chunk.pieces):
-            self._fruitless_epochs = 0
-        elif chunk.ends_epoch:
-            self._fruitless_epochs += 1
-            # The first epoch end may follow a resume near the end of the data; a second one closes a whole pass.
-            if self._fruitless_epochs == 2:
-                raise SourceError(
-                    f"source '{self._name}' gave no token in a whole pass over its data"
-                    f" ({self._account.failures + self._pending_failures} rows quarantined):"
-                    " check its column, transforms and overflow policy"
-                )
+        account = self._account
+        emitted = account.read_tokens - account.truncated_tokens - account.dropped_tokens
+        if chunk.ends_epoch and not emitted and not len(chunk.pieces):
+            # Judged by the account, which is part of the state, so that a resume judges alike.
+            failures = account.failures + self._pending_failures + int(chunk.failures.sum())
+            raise SourceError(
+                f"source '{self._name}' gave no token in a whole pass over its data"
+                f" ({failures} rows quarantined): check its column, transforms, overflow policy and split"
+            )
         return True
 
     def _book(self) -> None:
@@ -182,7 +184,8 @@ class Planner:
         """Plan the next step; None at the end of the stream.
 
         The stream ends after ``steps`` steps, or before the first step whose packs cannot all be filled because
-        a source with ``on_exhausted: stop``, or every source, gave its last sample. Then `state` stays as it is.
+        a source with ``on_exhausted: stop``, or every source, gave its last sample. What was drawn for it is then
+        among the carried pieces of `state`, counted and not served.
 
         Raises:
             SourceError: a source cannot be read, or gives nothing.
@@ -198,9 +201,11 @@ class Planner:
             logger.warning(
                 "the stream ends before step %d: %d tokens are left, fewer than %d packs",
                 step,
-                placed["length"].sum(),
+                candidates["length"].sum(),
                 mixture.packs,
             )
+            self._carried = candidates
+            self._state = self._snapshot()
             return None
 
         # Candidates by pack, then the packs by lane.
@@ -229,7 +234,7 @@ class Planner:
         tokens = int(self._carried["length"].sum(dtype=np.int64))
         deficits, order = self._deficits, 0
         weights = self._weights_at(step)
-        while tokens < needed:
+        while tokens < needed and any(weights):
             source = most_owed(deficits, weights)
             drawn = self._readers[source].draw(order)
             if drawn is None:
@@ -241,8 +246,6 @@ class Planner:
                 logger.info("source '%s' leaves the mixture in step %d", self._names[source], step)
                 deficits[source] = 0
                 weights = self._weights_at(step)
-                if not any(weights):
-                    break
                 continue
             for i, weight in enumerate(weights):
                 deficits[i] += weight * drawn
@@ -256,10 +259,12 @@ class Planner:
         return np.concatenate([self._carried, pieces])
 
     def _weights_at(self, step: int) -> list[int]:
-        """Integer weights in force, of the sources that still give samples; all 0 if none does."""
+        """Integer weights in force, of the sources that still give samples; all 0 if none does, or one said stop."""
         declared, exhausted = self._mixture.weights_at(step), [reader.exhausted for reader in self._readers]
         if self._weights_of != (declared, exhausted):
             in_force = [0.0 if gone else weight for weight, gone in zip(declared, exhausted, strict=True)]
+            if any(reader.says_stop for reader in self._readers):
+                in_force = [0.0] * len(in_force)
             self._weights = integer_weights(in_force) if any(in_force) else [0] * len(in_force)
             self._weights_of = (declared, exhausted)
         return self._weights

@@ -1,6 +1,6 @@
 """The state of the stream between two steps: what the next plan depends on besides mixture and data.
 
-About 100 bytes per source and 34 per carried piece; ids only, never payload.
+About 100 bytes per source and 36 per carried piece; ids only, never payload.
 """
 
 from __future__ import annotations

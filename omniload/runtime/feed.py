@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from concurrent.futures import TimeoutError as FutureTimeout
 
 import numpy as np
 
@@ -67,13 +66,13 @@ class SourceFeed:
         future = ahead[1] if ahead and ahead[0] == cursor else self._pool.submit(self._read, cursor)
         try:
             chunk = future.result(self._timeout_s)
-        except FutureTimeout:
-            if future.done():  # the read itself timed out, and says so
-                raise
-            raise LoaderTimeout(
-                f"source '{self._name}': no samples within {self._timeout_s:g} s (epoch {cursor.epoch},"
-                f" window {cursor.window}, row {cursor.position}); raise timeout_s if its storage is that slow"
-            ) from None
+        except TimeoutError:
+            if not future.done():
+                raise LoaderTimeout(
+                    f"source '{self._name}': no samples within {self._timeout_s:g} s (epoch {cursor.epoch},"
+                    f" window {cursor.window}, row {cursor.position}); raise timeout_s if its storage is that slow"
+                ) from None
+            chunk = future.result()  # done just now, or it raised a time-out of its own
         if self._spec.on_exhausted == "repeat" or chunk.end.epoch < self._spec.repeat:
             self._ahead = (chunk.end, self._pool.submit(self._read, chunk.end))
         return chunk

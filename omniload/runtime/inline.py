@@ -86,7 +86,7 @@ class InlineRuntime:
         self._planner = Planner(mixture, self, state)
         self._constructor = DataConstructor(mixture, self)
         self._chaos = chaos.source("steps") if chaos else None
-        self._ready: queue.Queue[Step | BaseException | None] = queue.Queue(prefetch_steps)
+        self._ready: queue.Queue[Step | StreamState | BaseException] = queue.Queue(prefetch_steps)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="omniload-plan", daemon=True)
         self._thread.start()
@@ -96,12 +96,13 @@ class InlineRuntime:
         """Answers of loaders refused because their lease had moved."""
         return sum(feed.stale_answers for feed in self._feeds)
 
-    def next_step(self) -> Step | None:
-        """The next step; None at the end of the stream.
+    def next_step(self) -> Step | StreamState | BaseException:
+        """The next step; at the end of the stream its last state; or what stopped the planning.
+
+        An error is returned and not raised, so that it does not come to hold on to the caller.
 
         Raises:
-            LoaderTimeout: it was not ready in time.
-            Exception: whatever stopped the planning.
+            LoaderTimeout: the step was not ready in time.
         """
         try:
             item = self._ready.get(timeout=self._timeout_s)
@@ -110,18 +111,16 @@ class InlineRuntime:
             raise LoaderTimeout(
                 f"step {step} was not ready within {self._timeout_s:g} s; raise timeout_s if the data is that slow"
             ) from None
-        if isinstance(item, Step):
-            return item
-        self._ready.put(item)  # the end and the failure stay: asking again gives the same answer
-        if item is None:
-            return None
-        raise item
+        if isinstance(item, StreamState):
+            self._ready.put(item)  # asking again gives the same answer
+        return item
 
-    def stop(self) -> None:
+    def stop(self, *, wait: bool = True) -> None:
         """End the planning; a read that is under way ends by itself and is thrown away."""
         self._stopping.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._thread.join(self._timeout_s)
+        if wait:
+            self._thread.join(self._timeout_s)
 
     def read(self, source: int, cursor: Cursor) -> SampleChunk:
         """Metadata for the planner."""
@@ -137,7 +136,7 @@ class InlineRuntime:
                 before = self._planner.state
                 plan = self._planner.next()
                 if plan is None:
-                    self._put(None)
+                    self._put(self._planner.state)
                     return
                 lanes = self._constructor.build(plan, self._lanes)
                 for source, feed in enumerate(self._feeds):
@@ -148,7 +147,7 @@ class InlineRuntime:
         except BaseException as error:
             self._put(error)
 
-    def _put(self, item: Step | BaseException | None) -> None:
+    def _put(self, item: Step | StreamState | BaseException) -> None:
         # The consumer may take as long as it likes; only `stop` ends this wait.
         while not self._stopping.is_set():
             try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from omniload.errors import MixtureError
 from omniload.samples.buffer import Buffer
 from omniload.samples.prepare import PreparedSample, Preparer
 from omniload.samples.reader import Masks
@@ -108,6 +109,8 @@ class PreparingReader:
         masks: list[np.ndarray | None] = []
         columns = (pieces[name].tolist() for name in ("sub", "start", "length"))
         for row, sub, start, length in zip(rows, *columns, strict=True):
+            if sub >= len(samples[row]):
+                raise self._impure(address)
             sample = samples[row][sub]
             end = min(start + length + 1, longest)
             tokens.append(sample.tokens[start:end])
@@ -130,9 +133,17 @@ class PreparingReader:
         prepared = self._prepare(epoch, [(file, block)], [raw], rows)
         made: dict[int, tuple[PreparedSample, ...]] = {}
         for number, samples in zip(missing, prepared, strict=True):
-            assert not isinstance(samples, BadRow), "a row that gave a piece gives it again"
+            if isinstance(samples, BadRow):
+                raise self._impure(address)
             made[number] = samples
         return made
+
+    def _impure(self, address: tuple[int, int, int]) -> MixtureError:
+        _, file, _ = address
+        return MixtureError(
+            f"source '{self._preparer.source}': {self._source.files[file].url}: a row gave other samples when it was"
+            " prepared again; its transforms must be pure functions of row, arguments and seed"
+        )
 
     def _prepare(
         self, epoch: int, addresses: Sequence[tuple[int, int]], blocks: Sequence[RawBlock], rows: Rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from omniload.samples.run import Found, Rows, Run, make_run
 from omniload.sources.order import Order
 from omniload.sources.protocol import Source
 from omniload.sources.split import Split, in_split
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +151,7 @@ class LoadedWindow:
                 self._policy.split,
                 self._policy.held_out,
                 seed=self._policy.seed,
-                source=self._policy.source,
-                path=self._source.files[file].path,
+                content=f"{self._source.files[file].size}-{self._source.files[file].digest}",
                 row_ids=block.row_ids[rows.row[here]],
             )
             if chosen is None:
@@ -160,11 +162,18 @@ class LoadedWindow:
     def _note_failures(self, rows: Rows, found: Found) -> None:
         for i, reason in zip(found.bad.tolist(), found.reasons, strict=True):
             slot = int(rows.slot[i])
-            self._failures.append(
-                Failure(
-                    source=self._policy.source,
-                    path=self._source.files[self._addresses[slot][0]].url,
-                    row_id=int(self._blocks[slot].row_ids[rows.row[i]]),
-                    reason=reason,
-                )
+            failure = Failure(
+                source=self._policy.source,
+                path=self._source.files[self._addresses[slot][0]].url,
+                row_id=int(self._blocks[slot].row_ids[rows.row[i]]),
+                reason=reason,
             )
+            if not self._failures:
+                logger.warning(
+                    "source '%s': %s, row %d is left out: %s; DataLoader.failures() lists the rest",
+                    failure.source,
+                    failure.path,
+                    failure.row_id,
+                    failure.reason,
+                )
+            self._failures.append(failure)

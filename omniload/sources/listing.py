@@ -27,7 +27,7 @@ class Listing:
     files: tuple[FileEntry, ...]
     """Sorted by the bytes of their paths, so that every host has the same order."""
     fingerprint: str
-    """Hex digest of paths, sizes and digests; the root is left out, so that a copy elsewhere has the same."""
+    """Hex digest of paths, sizes and digests; the root is left out, so that a copy on like storage has the same."""
 
 
 def list_files(

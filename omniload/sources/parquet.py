@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from omniload.errors import CorruptSource
+from omniload.errors import ColumnMissing, CorruptSource
 from omniload.sources.listing import Listing
 from omniload.sources.protocol import FileEntry
 from omniload.sources.table import TableBlock
@@ -55,13 +55,20 @@ class ParquetSource:
         """Read a row group, or some of its columns.
 
         Raises:
+            ColumnMissing: the file has not all of the columns.
             CorruptSource: its bytes are not Parquet.
         """
+        wanted = None if columns is None else list(columns)
+        names = self.schema(file).names
+        for column in wanted or ():
+            if column not in names:
+                raise ColumnMissing(
+                    f"source '{self.name}': {self.files[file].url}: no column '{column}', unlike the source's first"
+                    f" file; it has {', '.join(names)}; make it a source of its own"
+                )
         with self._corrupt_if_unreadable(file):
             # Threads would help only across columns, and one is read; the loaders of a mixture run side by side.
-            table = self._file(file).read_row_group(
-                block, columns=None if columns is None else list(columns), use_threads=False
-            )
+            table = self._file(file).read_row_group(block, columns=wanted, use_threads=False)
         start, end = self._starts[file][block : block + 2].tolist()
         if table.num_rows != end - start:
             raise CorruptSource(

@@ -84,7 +84,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of everything the rows and their order depend on; a copy elsewhere has the same."""
+        """Hex digest of everything the rows and their order depend on; a copy on like storage has the same."""
 
     def num_blocks(self, file: int) -> int:
         """Blocks of a file; reads at most the file's own index."""

@@ -12,7 +12,7 @@ Split: TypeAlias = Literal["train", "held_out"]
 
 
 def in_split(
-    split: Split, fraction: float, *, seed: int, source: str, path: str, row_ids: np.ndarray
+    split: Split, fraction: float, *, seed: int, content: str, row_ids: np.ndarray
 ) -> np.ndarray | None:
     """Which rows of a file belong to a split.
 
@@ -20,8 +20,8 @@ def in_split(
         split: the part asked for; every row is in exactly one.
         fraction: probability that a row is held out, in [0, 1).
         seed: seed of the mixture.
-        source: name of the source.
-        path: path of the file relative to the source's root.
+        content: what tells the file from others whatever its name, so that a row that two sources share is held out
+            of both.
         row_ids: ``int64[n]`` identities of the rows in the file.
 
     Returns:
@@ -30,5 +30,5 @@ def in_split(
     threshold = int(fraction * 2**64)
     if not threshold and split == "train":
         return None
-    held_out = mix64(key64(seed, source, "held_out", path), row_ids) < np.uint64(threshold)
+    held_out = mix64(key64(seed, "held_out", content), row_ids) < np.uint64(threshold)
     return held_out if split == "held_out" else ~held_out

@@ -96,6 +96,23 @@ BAD = {
         "nearest values that do: 1, 2, 4",
     ),
     "truncated Parquet": (truncated_parquet, "0.parquet"),
+    "misspelt weight": (
+        lambda f: {**simple(f), "sources": {"code": {"path": "data/*.parquet", "weigth": 1}}},
+        "unknown key 'sources.code.weigth'; did you mean 'weight'?",
+    ),
+    "weight too small to count": (
+        lambda f: {
+            **simple(f),
+            "sources": {n: {"path": "data/*.parquet", "weight": w} for n, w in (("a", 1), ("b", 1e-12))},
+        },
+        "the weight of 'b', 1e-12, is below 1e-08 of the largest",
+    ),
+    "eos without tokenizer": (lambda f: {**simple(f), "eos": "<eos>"}, "eos: nothing is tokenised"),
+    "eos that is neither name nor id": (lambda f: {**simple(f), "eos": True}, "eos: "),
+    "source that gives nothing": (
+        lambda f: simple(f, transforms=["tests.omniload.test_client:none_of_it"]),
+        "source 'code'",
+    ),
     "tokenizer that is not there": (lambda f: {**simple(f), "tokenizer": "t.json"}, "t.json"),
 }
 
@@ -133,6 +150,7 @@ def test_ranks_that_cannot_share_the_lanes_are_told_the_nearest_numbers(
         ("seed: [", "not valid YAML in line 1"),
         ("seed: 1\nseed: 2", "key 'seed' given twice, the second time in line 2"),
         ("- a", "holds no mapping"),
+        ("? [a]\n: 1", "not valid YAML"),
         ("seq_len: 4", "'packs' is missing"),
     ],
 )

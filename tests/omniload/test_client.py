@@ -5,14 +5,19 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import weakref
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tokenizers
 import torch
 
-from omniload import DataLoader
-from omniload.errors import LoaderTimeout, MixtureError, PlaceError, SourceError, StateError
+from omniload import Chaos, DataLoader
+from omniload.errors import ColumnMissing, LoaderTimeout, MixtureError, PlaceError, SourceError, StateError
 from tests.omniload.mixtures import hard_mixture, token_rows, write_parquet
 
 
@@ -207,6 +212,9 @@ def test_a_state_of_something_else_is_refused(tmp_path: Path, damage: dict[str, 
         ({"dp_rank": 3}, PlaceError, "go together"),
         ({"lanes": 5}, MixtureError, "lanes: 5 does not divide packs: 12"),
         ({"split": "test"}, ValueError, "'test' is neither"),
+        ({"split": "held_out"}, MixtureError, "held_out: is 0"),
+        ({"timeout_s": 0}, ValueError, "timeout_s: 0 must be positive"),
+        ({"buffer_bytes": -1}, ValueError, "buffer_bytes: -1 must not be negative"),
         ({"prefetch_steps": 0}, ValueError, "prefetch_steps: 0"),
     ],
 )
@@ -238,3 +246,107 @@ def test_the_ledger_compares_the_realised_mixture_with_the_declared_one(tmp_path
         assert source.read_tokens == source.emitted_tokens + source.truncated_tokens + source.dropped_tokens
         # The exhausted source's share goes to the others in proportion.
         assert source.share == pytest.approx(source.weight / 0.9, rel=0.05)
+
+
+def test_rows_left_out_are_listed_with_path_row_and_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input_ids": [1, 2, 3]}\nnot json\n' * 20)
+    source = {"path": str(path), "weight": 1, "on_exhausted": "repeat"}
+    with DataLoader({"seq_len": 8, "packs": 1, "steps": 3, "sources": {"a": source}}) as loader:
+        assert len(list(loader)) == 3
+        failures = loader.failures()
+        assert failures
+        assert {failure.row_id for failure in failures} <= {25 + 34 * i for i in range(20)}
+        assert failures[0].path == str(path)
+        assert "not JSON" in failures[0].reason
+        assert loader.ledger().sources["a"].failures > 0
+    assert "is left out: not JSON" in caplog.text
+
+
+def test_a_loader_that_failed_is_collected_like_any_other(tmp_path: Path) -> None:
+    mixture = simple_mixture(tmp_path)
+    mixture["sources"]["a"]["transforms"] = ["tests.omniload.test_client:none_of_it"]
+    loader = DataLoader(mixture)
+    with pytest.raises(SourceError):
+        next(iter(loader))
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_end_of_the_data_counts_what_was_not_served(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data.parquet", token_rows(0, 50, 30))
+    source = {"path": str(tmp_path / "data.parquet"), "weight": 1}
+    with DataLoader({"seq_len": 64, "packs": 4, "lanes": 4, "sources": {"a": source}}) as loader:
+        served = sum(int((lane["segment_ids"] > 0).sum()) for lane in loader)
+        ledger = loader.ledger().sources["a"]
+        assert ledger.exhausted
+        assert ledger.rows == 50
+        assert ledger.read_tokens == sum(map(len, token_rows(0, 50, 30))) == served + ledger.carried_tokens
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert list(loader) == []
+        assert loader.state_dict() == state
+
+
+def test_a_row_that_two_sources_share_is_held_out_of_both(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data/x.parquet", token_rows(0, 200, 30))
+    sources = {
+        "one": {"path": str(tmp_path / "data/*.parquet"), "weight": 1},
+        "two": {"path": str(tmp_path / "data/x.parquet"), "weight": 1},
+    }
+    seen: dict[str, set[int]] = {}
+    for split in ("train", "held_out"):
+        mixture = {"seq_len": 64, "packs": 1, "held_out": 0.3, "sources": sources}
+        with DataLoader(mixture, split=split) as loader:
+            seen[split] = {row for lane in loader for row in loader.samples(lane)["row"].to_pylist()}
+    assert len(seen["held_out"]) > 30
+    assert not seen["train"] & seen["held_out"]
+
+
+def test_a_later_file_without_the_column_is_named(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"messages": [[{"role": "assistant", "content": "a"}]] * 9}), tmp_path / "0.parquet"
+    )
+    pq.write_table(pa.table({"text": ["a"] * 9}), tmp_path / "1.parquet")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    mixture = {
+        "seq_len": 8,
+        "packs": 1,
+        "tokenizer": str(tmp_path / "tokenizer.json"),
+        "sources": {"a": {"path": str(tmp_path / "*.parquet"), "weight": 1, "on_exhausted": "repeat"}},
+    }
+    with (
+        DataLoader(mixture) as loader,
+        pytest.raises(ColumnMissing, match=r"1\.parquet: no column 'messages'"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("yielded", [-1, 4, 99, "x"])
+def test_a_state_with_impossible_lanes_is_refused(tmp_path: Path, yielded: object) -> None:
+    with DataLoader(simple_mixture(tmp_path)) as loader:
+        state = {**loader.state_dict(), "lanes_yielded": yielded, "dp_size": 1}
+        with pytest.raises(StateError, match="damaged"):
+            loader.load_state_dict(state)
+
+
+def test_closing_does_not_wait_for_a_read_that_was_never_begun(tmp_path: Path) -> None:
+    """Many sources and few readers: the read that the planner waits for may still be queued when it is told to stop."""
+    sources = {}
+    for i in range(12):
+        write_parquet(tmp_path / f"{i}.parquet", token_rows(i, 40, 30))
+        sources[f"s{i}"] = {"path": str(tmp_path / f"{i}.parquet"), "weight": 1, "on_exhausted": "repeat"}
+    mixture = {"seq_len": 64, "packs": 4, "sources": sources}
+    chaos = Chaos(max_delay_s=0.01, max_chunk_samples=2)
+    for steps in range(8):
+        loader = DataLoader(mixture, chaos=chaos, timeout_s=600)
+        list(islice(loader, steps))
+        closer = threading.Thread(target=loader.close)
+        closer.start()
+        closer.join(60)
+        assert not closer.is_alive(), "close waits for a read that will never run"

@@ -12,7 +12,7 @@ import torch
 from omniload import Chaos, DataLoader, Mixture
 from omniload.loader import open_loader
 from omniload.planner import Plan, StreamState
-from omniload.runtime.inline import InlineRuntime
+from omniload.runtime.inline import InlineRuntime, Step
 from tests.omniload.mixtures import LANES, SEQ_LEN, hard_mixture, token_rows, write_parquet
 
 STEPS = 300
@@ -38,7 +38,7 @@ def plans_of(mixture: Mixture, chaos: Chaos | None, steps: int = STEPS) -> tuple
     )
     try:
         plans = []
-        while len(plans) < steps and (step := runtime.next_step()) is not None:
+        while len(plans) < steps and isinstance(step := runtime.next_step(), Step):
             plans.append(step.plan)
         return plans, runtime.stale_answers
     finally:

@@ -241,9 +241,10 @@ def test_text_files_are_read_whole_over_several_runs(tmp_path: Path, ending: str
         seq_len=64,
         packs=1,
         window_blocks=30,
-        eos="<eos>",
         sources={"s": SourceSpec(path=(str(tmp_path / "*"),), weight=1)},
     )
+    # The mixture itself would want the file of the tokenizer that is handed over here.
+    mixture = mixture.model_copy(update={"eos": "<eos>"})
     loader = open_loader("s", mixture, tokenizer=byte_tokenizer())
     found = list(chunks(loader, max_samples=700))
     assert len(found[0].tokens) == 512

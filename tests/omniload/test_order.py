@@ -146,7 +146,7 @@ def test_rows_of_a_window_are_a_permutation(seed: int) -> None:
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 2**62))
 def test_each_row_is_in_exactly_one_split(fraction: float, seed: int) -> None:
     ids = np.arange(200, dtype=np.int64) * 977
-    keys = {"seed": seed, "source": "a", "path": "x", "row_ids": ids}
+    keys = {"seed": seed, "content": "x", "row_ids": ids}
     train = in_split("train", fraction, **keys)  # type: ignore[arg-type]
     held_out = in_split("held_out", fraction, **keys)  # type: ignore[arg-type]
     assert held_out is not None
@@ -155,8 +155,8 @@ def test_each_row_is_in_exactly_one_split(fraction: float, seed: int) -> None:
 
 def test_the_held_out_fraction_is_met() -> None:
     ids = np.arange(100_000, dtype=np.int64)
-    held_out = in_split("held_out", 0.1, seed=1, source="a", path="x", row_ids=ids)
+    held_out = in_split("held_out", 0.1, seed=1, content="x", row_ids=ids)
     assert held_out is not None
     assert 9_500 < held_out.sum() < 10_500
-    other = in_split("held_out", 0.1, seed=1, source="a", path="y", row_ids=ids)
+    other = in_split("held_out", 0.1, seed=1, content="y", row_ids=ids)
     assert not np.array_equal(held_out, other)

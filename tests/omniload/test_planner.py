@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from omniload.errors import SourceError, StateError
 from omniload.mixture import Mixture
-from omniload.planner import Plan, Planner, StreamState
+from omniload.pieces import Cursor, SampleChunk
+from omniload.planner import Plan, Planner, SourceState, StreamState
 from tests.omniload.planning import FakeMetadata
 
 SEQ_LEN = 16
@@ -36,7 +37,7 @@ def ids(plan: Plan) -> list[tuple[int, ...]]:
     return [tuple(int(piece[key]) for key in keys) for piece in plan.pieces]
 
 
-rows = st.lists(st.lists(st.integers(1, 3 * SEQ_LEN), max_size=3), min_size=1, max_size=40)
+rows = st.lists(st.lists(st.integers(1, 3 * SEQ_LEN), max_size=3), min_size=1, max_size=40).filter(any)
 
 
 @settings(deadline=None)
@@ -78,8 +79,6 @@ def test_the_state_after_a_step_gives_the_rest_of_the_stream(
         {"a": {"repeat": 2, "on_exhausted": "drop_source"}, "b": {"on_exhausted": "drop_source"}}
     )
     metadata = FakeMetadata([first, second], SEQ_LEN, chunk_samples)
-    if not any(map(sum, first)):
-        return
     planner = Planner(given_mixture, metadata, StreamState.initial(2))
     states, plans = [planner.state], []
     while (plan := planner.next()) is not None:
@@ -145,10 +144,22 @@ def test_a_schedule_changes_the_weights_at_its_step() -> None:
     assert drawn == {(False, 0), (True, 1)}
 
 
-def test_a_source_that_says_stop_ends_the_stream_for_all() -> None:
-    given_mixture = mixture({"a": {"on_exhausted": "repeat"}, "b": {"on_exhausted": "stop"}})
-    plans = run(given_mixture, FakeMetadata([[[8]] * 9, [[8]] * 40], SEQ_LEN))
-    assert 8 <= len(plans) <= 12
+@given(st.lists(st.integers(1, 3 * SEQ_LEN), min_size=1, max_size=60), st.integers(1, 9))
+def test_a_source_that_says_stop_ends_the_stream_for_all(lengths: list[int], chunk_samples: int) -> None:
+    given_mixture = mixture({"a": {"on_exhausted": "repeat"}, "b": {"on_exhausted": "stop"}}, steps=1000)
+    rows = [[[8]] * 9, [[length] for length in lengths]]
+    plans = run(given_mixture, FakeMetadata(rows, SEQ_LEN, chunk_samples))
+    # Half of the tokens are b's, give or take two of the longest samples and what is left over.
+    assert len(plans) * 4 * SEQ_LEN <= 2 * sum(lengths) + 4 * 3 * SEQ_LEN + 2 * 4 * SEQ_LEN
+
+
+def test_a_source_without_weight_is_never_drawn_even_when_the_others_are_spent() -> None:
+    given_mixture = mixture(
+        {"a": {"on_exhausted": "drop_source"}, "b": {"weight": 0, "on_exhausted": "repeat"}}, steps=50
+    )
+    plans = run(given_mixture, FakeMetadata([[[8]] * 20, [[8]] * 20], SEQ_LEN))
+    assert plans
+    assert {int(piece["source"]) for plan in plans for piece in plan.pieces} == {0}
 
 
 def test_repeat_reads_a_source_as_often_as_it_says() -> None:
@@ -169,10 +180,50 @@ def test_no_piece_waits_much_longer_than_the_bound() -> None:
     assert max(waits) <= 4
 
 
-def test_a_source_without_a_token_is_an_error_not_a_hang() -> None:
-    given_mixture = mixture({"a": {"on_exhausted": "repeat"}})
+@pytest.mark.parametrize("policy", ["stop", "drop_source", "repeat"])
+def test_a_source_without_a_token_is_an_error_not_a_hang_nor_silence(policy: str) -> None:
+    given_mixture = mixture({"a": {"on_exhausted": policy}})
     with pytest.raises(SourceError, match="source 'a' gave no token in a whole pass"):
         run(given_mixture, FakeMetadata([[[], []]], SEQ_LEN))
+
+
+@pytest.mark.parametrize("chunk_samples", [1, 2, 100])
+def test_a_pass_that_gives_nothing_after_one_that_did_is_no_error(chunk_samples: int) -> None:
+    """Whatever the cut of the chunks, and from whatever step the run is resumed."""
+
+    class OddPassesGiveNothing:
+        def __init__(self) -> None:
+            self.full = FakeMetadata([[[9], [9], [9]]], SEQ_LEN, chunk_samples, window_rows=2)
+            self.empty = FakeMetadata([[[], [], []]], SEQ_LEN, chunk_samples, window_rows=2)
+
+        def read(self, source: int, cursor: Cursor) -> SampleChunk:
+            return (self.empty if cursor.epoch % 2 else self.full).read(source, cursor)
+
+    given_mixture = mixture({"a": {"on_exhausted": "repeat"}}, steps=20)
+    planner = Planner(given_mixture, OddPassesGiveNothing(), StreamState.initial(1))
+    hashes, states = [], [planner.state]
+    while (plan := planner.next()) is not None:
+        hashes.append(plan.hash)
+        states.append(planner.state)
+    assert len(hashes) == 20
+    assert states[-1].sources[0].cursor.epoch > 20
+    for step, state in enumerate(states):
+        resumed = Planner(given_mixture, OddPassesGiveNothing(), state)
+        rest = []
+        while (plan := resumed.next()) is not None:
+            rest.append(plan.hash)
+        assert rest == hashes[step:]
+
+
+def test_more_passes_than_sixteen_bits_hold() -> None:
+    state = StreamState(
+        step=0,
+        sources=(SourceState(cursor=Cursor(epoch=70_000), read_tokens=9),),
+        carried=StreamState.initial(1).carried,
+    )
+    given_mixture = mixture({"a": {"on_exhausted": "repeat"}}, steps=1)
+    [plan] = run(given_mixture, FakeMetadata([[[9], [9]]], SEQ_LEN), state)
+    assert int(plan.pieces["epoch"].min()) == 70_000
 
 
 @pytest.mark.parametrize(
