@@ -19,7 +19,7 @@ from rich.table import Table
 
 PACKAGES = ("checkpoint", "omniload", "storage", "training")
 """Our top-level import packages, whose names a user's own modules could take."""
-DEPENDENCIES = ("fsspec", "numpy", "pyarrow", "ray", "s3fs", "safetensors", "tokenizers", "torch")
+DEPENDENCIES = ("fsspec", "numpy", "obstore", "pyarrow", "ray", "s3fs", "safetensors", "tokenizers", "torch")
 MIN_SHM_BYTES = 2**30
 
 
