@@ -4,6 +4,7 @@ Start with ``Store``; ``storage.errors`` draws the exceptions.
 """
 
 from storage.backend import FileStat
+from storage.cache import BlockCache
 from storage.errors import (
     AlreadyExists,
     BadRequest,
@@ -20,6 +21,7 @@ from storage.errors import (
     UnsupportedURL,
 )
 from storage.globbing import glob
+from storage.retry import RetryPolicy
 from storage.spans import Span, drain, span, spans_to_json, start_recording, stop_recording
 from storage.store import Store
 from storage.writer import Writer
@@ -27,11 +29,13 @@ from storage.writer import Writer
 __all__ = [
     "AlreadyExists",
     "BadRequest",
+    "BlockCache",
     "Corrupt",
     "FileStat",
     "NoSpace",
     "NotFound",
     "PermissionDenied",
+    "RetryPolicy",
     "Span",
     "Stalled",
     "StorageError",

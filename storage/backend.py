@@ -4,8 +4,8 @@
 backend are checked already and relative to its root; data arrive as flat, non-empty byte views. A backend may
 raise whatever its driver raises: ``classify`` knows how to read it.
 
-Implemented by ``LocalBackend``, ``S3Backend`` and ``FsspecBackend``. To add one, implement ``Backend`` and pass
-``tests/storage/conformance.py``.
+Implemented by ``LocalBackend``, ``S3Backend``, ``S3ObstoreBackend`` and ``FsspecBackend``. To add one, implement
+``Backend`` and pass ``tests/storage/conformance.py``.
 """
 
 from collections.abc import Sequence

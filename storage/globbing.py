@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from storage.backend import FileStat
-from storage.errors import classify
 from storage.paths import byte_order, is_hidden, is_local, normalise_url
-from storage.remote import open_filesystem
+from storage.remote import classify_of, open_filesystem
+from storage.retry import DEFAULT_POLICY, Attempt, Retrier
 
 __all__ = ["glob"]
 
@@ -32,16 +33,18 @@ def glob(
     url = normalise_url(url_pattern)
     filesystem, path = open_filesystem(url, dict(storage_options or {}))
     filesystem.invalidate_cache()
-    try:
+
+    def look(_: Attempt) -> dict[str, dict[str, Any]]:
         exact = filesystem.isfile(path)
-        found = {path: filesystem.info(path)} if exact else filesystem.glob(path, detail=True)
+        found: dict[str, dict[str, Any]] = (
+            {path: filesystem.info(path)} if exact else filesystem.glob(path, detail=True)
+        )
+        return found
+
+    try:
+        found = Retrier(DEFAULT_POLICY).call(look, url, classify_of(url))
     except FileNotFoundError:
         return []
-    except Exception as error:
-        classified = classify(error, url)
-        if classified is None:
-            raise
-        raise classified from error
     files = [
         FileStat(
             path=name if is_local(url) else str(filesystem.unstrip_protocol(name)),

@@ -1,24 +1,30 @@
 """S3 and everything that speaks its protocol, through s3fs.
 
-s3fs brings the connections, credentials, endpoints and request retries. The calls themselves are made here and not
-by its file methods: those cache listings, read large objects by several unpinned requests, and cannot upload the
-first part of an object last.
+s3fs brings the connections, credentials and endpoints. The calls themselves are made here and not by its file
+methods: those cache listings, read large objects by several unpinned requests, and cannot upload the first part of an
+object last. Each request is repeated by itself, so that a listing or an upload does not begin anew, and is cut off at
+its time-out: fsspec cancels the coroutine then, so a late answer touches nobody's memory.
 """
 
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from storage.backend import FileStat, RangeRead, give_up
 from storage.buffers import as_bytes, num_bytes_of
 from storage.errors import StorageError, UnsupportedURL
 from storage.paths import join
 from storage.range_file import open_ranges
+from storage.retry import Attempt, Retrier
+from storage.retrying import create_once
 from storage.s3_errors import classify_s3, http_status
 from storage.s3_upload import S3Sink, S3Target
 
 __all__ = ["S3Backend"]
+
+T = TypeVar("T")
 
 SINGLE_PUT_BYTES: Final = 32 << 20
 """Objects up to this size are stored by one request; longer ones in parallel parts."""
@@ -32,6 +38,7 @@ class S3Backend:
     Args:
         filesystem: An ``s3fs.S3FileSystem``.
         root: ``bucket`` or ``bucket/prefix``.
+        retrier: Repeats each request.
 
     Raises:
         UnsupportedURL: No bucket.
@@ -40,27 +47,40 @@ class S3Backend:
     range_bytes = 8 << 20
     ranges_per_call = 1
 
-    def __init__(self, filesystem: Any, root: str) -> None:
+    def __init__(self, filesystem: Any, root: str, retrier: Retrier) -> None:
         self._filesystem = filesystem
         self._root = root
+        self._retrier = retrier
         self._bucket, _, self._prefix = root.partition("/")
         if not self._bucket:
             raise UnsupportedURL("s3:// names no bucket: write s3://bucket/prefix")
 
     def read(self, path: str) -> bytes:
         """One request, so that the bytes are of one version of the object."""
-        return bytes(self._filesystem.cat_file(join(self._root, path), max_concurrency=1))
+        return self._repeat(
+            path,
+            lambda this: bytes(
+                self._filesystem.cat_file(join(self._root, path), max_concurrency=1, timeout=this.timeout_s)
+            ),
+        )
 
     def read_range(self, wanted: RangeRead) -> int:
         """One request; the body is copied to the caller's memory."""
-        try:
-            data = self._filesystem.cat_file(
-                join(self._root, wanted.path), start=wanted.start, end=wanted.end
-            )
-        except OSError as error:
-            if http_status(error) == 416:  # the range begins after the end of the object
-                return 0
-            raise
+        full = join(self._root, wanted.path)
+
+        def fetch(this: Attempt) -> bytes:
+            try:
+                return bytes(
+                    self._filesystem.cat_file(
+                        full, start=wanted.start, end=wanted.end, timeout=this.timeout_s
+                    )
+                )
+            except OSError as error:
+                if http_status(error) == 416:  # the range begins after the end of the object
+                    return b""
+                raise
+
+        data = self._repeat(wanted.path, fetch)
         wanted.into[: len(data)] = data
         return len(data)
 
@@ -79,8 +99,25 @@ class S3Backend:
             raise
 
     def create(self, path: str, views: Sequence[memoryview]) -> None:
-        """One put with ``If-None-Match: *``; at most 5 GiB, the limit of the protocol."""
-        self._target(path).put(BytesIO(as_bytes(views)), if_absent=True)
+        """One put with ``If-None-Match: *``; at most 5 GiB, the limit of the protocol.
+
+        A mark in the metadata tells our own object from another's, whoever repeated the request: aiohttp does so too,
+        once, when a connection breaks.
+        """
+        target, body, mark = self._target(path), BytesIO(as_bytes(views)), uuid.uuid4().hex
+        etag = ""
+
+        def attempt(this: Attempt) -> None:
+            nonlocal etag
+            etag = target.put_if_absent(body, mark, this)
+
+        def is_ours(this: Attempt) -> bool:
+            nonlocal etag
+            etag = target.etag_of_marked(mark, this)
+            return bool(etag)
+
+        create_once(self._retrier, attempt, is_ours, target.url, classify_s3)
+        target.check(etag, num_bytes_of(views))
 
     def sink(self, path: str, header_bytes: int) -> S3Sink:
         """Multipart upload whose first part goes last."""
@@ -99,7 +136,7 @@ class S3Backend:
                 size=one["Size"],
                 etag=one["ETag"].strip('"') if "ETag" in one else None,
             )
-            for page in self._pages(Prefix=below)
+            for page in self._pages(prefix)
             for one in page.get("Contents", [])
             if not one["Key"].endswith("/")  # markers that consoles make for empty folders
         ]
@@ -109,33 +146,31 @@ class S3Backend:
         below = self._below(prefix)
         return [
             one["Prefix"].removeprefix(below).rstrip("/")
-            for page in self._pages(Prefix=below, Delimiter="/")
+            for page in self._pages(prefix, Delimiter="/")
             for one in page.get("CommonPrefixes", [])
         ]
 
     def stat(self, path: str) -> FileStat:
         """One HEAD request."""
-        head = self._call("head_object", Key=self._key(path))
+        head = self._call("head_object", path, Key=self._key(path))
         return FileStat(path=path, size=head["ContentLength"], etag=head["ETag"].strip('"'))
 
     def delete(self, path: str) -> None:
         """One request; S3 does not tell whether there was one."""
-        self._call("delete_object", Key=self._key(path))
+        self._call("delete_object", path, Key=self._key(path))
 
     def delete_tree(self, prefix: str) -> None:
         """Batches of 1000 keys."""
-        keys = [
-            one["Key"] for page in self._pages(Prefix=self._below(prefix)) for one in page.get("Contents", [])
-        ]
+        keys = [one["Key"] for page in self._pages(prefix) for one in page.get("Contents", [])]
         for first in range(0, len(keys), _MAX_KEYS_PER_DELETE):
             batch = [{"Key": key} for key in keys[first : first + _MAX_KEYS_PER_DELETE]]
-            answer = self._call("delete_objects", Delete={"Objects": batch, "Quiet": True})
+            answer = self._call("delete_objects", prefix, Delete={"Objects": batch, "Quiet": True})
             for failed in answer.get("Errors", []):
                 raise OSError(f"{failed['Key']} was not deleted: {failed['Message']} ({failed['Code']})")
 
     def sub(self, path: str) -> "S3Backend":
         """Another prefix of the bucket."""
-        return S3Backend(self._filesystem, join(self._root, path))
+        return S3Backend(self._filesystem, join(self._root, path), self._retrier)
 
     def local_path(self, path: str) -> Path | None:
         """None."""
@@ -153,15 +188,25 @@ class S3Backend:
         return f"{key}/" if key else ""
 
     def _target(self, path: str) -> S3Target:
-        return S3Target(filesystem=self._filesystem, bucket=self._bucket, key=self._key(path))
+        return S3Target(
+            filesystem=self._filesystem, bucket=self._bucket, key=self._key(path), retrier=self._retrier
+        )
 
-    def _call(self, method: str, **arguments: Any) -> Any:
-        return self._filesystem.call_s3(method, Bucket=self._bucket, **arguments)
+    def _call(self, method: str, path: str, **arguments: Any) -> Any:
+        return self._repeat(
+            path,
+            lambda this: self._filesystem.call_s3(
+                method, Bucket=self._bucket, timeout=this.timeout_s, **arguments
+            ),
+        )
 
-    def _pages(self, **arguments: Any) -> Iterator[Any]:
+    def _repeat(self, path: str, attempt: Callable[[Attempt], T]) -> T:
+        return self._retrier.call(attempt, f"s3://{join(self._root, path)}", self.classify)
+
+    def _pages(self, prefix: str, **arguments: Any) -> Iterator[Any]:
         token: dict[str, str] = {}
         while True:
-            page = self._call("list_objects_v2", **arguments, **token)
+            page = self._call("list_objects_v2", prefix, Prefix=self._below(prefix), **arguments, **token)
             yield page
             if not page.get("IsTruncated"):
                 return

@@ -20,7 +20,7 @@ from storage.errors import (
     from_http_status,
 )
 
-__all__ = ["classify_s3", "http_status"]
+__all__ = ["classify_s3", "from_s3_code", "http_status"]
 
 # Codes whose HTTP status alone would mislead (most of these come as 400).
 _BY_CODE: Final[dict[str, type[StorageError]]] = {
@@ -68,10 +68,7 @@ def classify_s3(error: BaseException, path: str) -> StorageError | None:
         return error
     for one in _chain(error):
         if isinstance(one, boto.ClientError):
-            status, code, reason = _response(one)
-            if code in _BY_CODE:
-                return _BY_CODE[code](path, reason)
-            return from_http_status(status, path, reason)
+            return from_s3_code(*_response(one), path)
         if isinstance(one, _NO_CREDENTIALS):
             return PermissionDenied(path, f"{one}: set AWS_PROFILE or pass storage_options key and secret")
         if isinstance(one, _CONNECTION):
@@ -79,6 +76,21 @@ def classify_s3(error: BaseException, path: str) -> StorageError | None:
         if isinstance(one, boto.BotoCoreError):
             return StorageError(path, str(one))
     return classify(error, path)
+
+
+def from_s3_code(status: int, code: str, message: str, path: str) -> StorageError:
+    """Classify the answer of an S3 server.
+
+    Args:
+        status: HTTP status (>= 400).
+        code: S3's own; empty or the status again if the answer had none.
+        message: The server's words.
+        path: URL of the object the operation was about.
+    """
+    reason = message if code.isdigit() or not code else f"{message} ({code})"
+    if code in _BY_CODE:
+        return _BY_CODE[code](path, reason)
+    return from_http_status(status, path, reason)
 
 
 def http_status(error: BaseException) -> int | None:
@@ -103,4 +115,4 @@ def _response(error: boto.ClientError) -> tuple[int, str, str]:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if status is None:
         status = int(code) if code.isdigit() else 400
-    return int(status), code, message if code.isdigit() or not code else f"{message} ({code})"
+    return int(status), code, message

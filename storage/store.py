@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from storage.backend import Backend, FileStat, RangeRead
 from storage.buffers import Data, as_views, num_bytes_of, writable_view
+from storage.cache import BlockCache
+from storage.cache_backend import cached_backend
+from storage.coalescing import Run, coalesce
 from storage.errors import BadRequest, Corrupt, UnsafePath
 from storage.local import LocalBackend
 from storage.parallel import run_all
 from storage.paths import byte_order, check_object, check_prefix, is_local, join, local_root, normalise_url
+from storage.retry import DEFAULT_POLICY, Retrier, RetryPolicy, num_retries
+from storage.retrying import RetryingBackend
 from storage.spans import SpanHandle, span
 from storage.writer import Writer
 
@@ -36,16 +41,29 @@ class Store:
         url: A plain path, ``file://``, ``s3://bucket/prefix``, ``memory://`` or any URL that fsspec has a driver for.
         storage_options: Passed to the driver (credentials, endpoint); environment variables such as
             ``AWS_ENDPOINT_URL`` and ``AWS_PROFILE`` count as usual.
+        retry: When a request that failed for a reason that passes is repeated, and how long it may take. Stores made
+            by ``sub`` share its budget.
+        cache: Keeps what is read on a local disk; see ``BlockCache`` for what it promises. None: nothing is kept.
 
     Raises:
         UnsupportedURL: Unknown scheme (the message says what to install), or a chain of file systems.
+        BadRequest: Options or a cache for a local path.
     """
 
     def __init__(
-        self, url: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None
+        self,
+        url: str | os.PathLike[str],
+        storage_options: Mapping[str, object] | None = None,
+        *,
+        retry: RetryPolicy = DEFAULT_POLICY,
+        cache: BlockCache | None = None,
     ) -> None:
         self._url = normalise_url(url)
-        self._backend = _open_backend(self._url, dict(storage_options or {}))
+        self._backend = _open_backend(self._url, dict(storage_options or {}), Retrier(retry))
+        if cache is not None:
+            if is_local(self._url):
+                raise BadRequest(f"{self._url}: a cache means nothing for a local path")
+            self._backend = cached_backend(cache, self._backend, self._url)
 
     @property
     def url(self) -> str:
@@ -89,11 +107,13 @@ class Store:
         jobs = _jobs(wanted, self._backend.range_bytes, self._backend.ranges_per_call)
         with span(
             "storage.read_ranges", path=self._url, num_bytes=num_bytes_of(views), num_ranges=len(ranges)
-        ):
+        ) as current:
             if len(jobs) == 1:
-                self._read_job(jobs[0])
+                self._read_job(jobs[0], current)
             else:
-                run_all([partial(self._read_job, job) for job in jobs], f"{self._url} (reading ranges)")
+                run_all(
+                    [partial(self._read_job, job, current) for job in jobs], f"{self._url} (reading ranges)"
+                )
         return views
 
     def write(self, path: str, data: Data) -> None:
@@ -114,8 +134,10 @@ class Store:
     def create(self, path: str, data: Data) -> None:
         """Store one object only if there is none of that name, atomic and durable.
 
-        Of any number of concurrent callers in any processes exactly one succeeds. Over a network a success whose
-        answer was lost may be reported as ``AlreadyExists``: put something unique into the data if you must tell.
+        Of any number of concurrent callers in any processes exactly one succeeds. A success whose answer was lost is
+        recognised when the request is repeated: on ``s3://`` by a mark in the object's metadata, elsewhere by equal
+        content, so that two callers who store the same bytes may then both succeed. After ``Transient``,
+        ``Throttled`` or ``Stalled`` the object may be there or not.
 
         Raises:
             AlreadyExists: There is one; it is untouched.
@@ -213,20 +235,25 @@ class Store:
     def _full(self, path: str) -> str:
         return join(self._url, path)
 
-    def _read_job(self, job: Sequence[RangeRead]) -> None:
-        for wanted in job:
-            try:
-                num_read = self._backend.read_range(wanted)
-            except Exception as error:
-                classified = self._backend.classify(error, self._full(wanted.path))
-                if classified is None:
-                    raise
-                raise classified from error
-            if num_read != wanted.into.nbytes:
+    def _read_job(self, job: Sequence[Run], current: SpanHandle) -> None:
+        with _counting_retries(current):
+            for run in job:
+                self._read_run(run)
+
+    def _read_run(self, run: Run) -> None:
+        try:
+            num_read = self._backend.read_range(run.whole)
+        except Exception as error:
+            classified = self._backend.classify(error, self._full(run.whole.path))
+            if classified is None:
+                raise
+            raise classified from error
+        for wanted, num_found in run.deliver(num_read):
+            if num_found != wanted.into.nbytes:
                 raise Corrupt(
                     self._full(wanted.path),
-                    f"bytes {wanted.start}..{wanted.end} wanted, the object ends at {wanted.start + num_read}"
-                    if num_read
+                    f"bytes {wanted.start}..{wanted.end} wanted, the object ends at {wanted.start + num_found}"
+                    if num_found
                     else f"bytes {wanted.start}..{wanted.end} wanted, the object ends before them",
                 )
 
@@ -236,7 +263,8 @@ class Store:
         full = self._full(path)
         with span(f"storage.{name}", path=full, **attributes) as current:
             try:
-                yield current
+                with _counting_retries(current):
+                    yield current
             except Exception as error:
                 classified = self._backend.classify(error, full)
                 if classified is None or classified is error:
@@ -244,16 +272,27 @@ class Store:
                 raise classified from error
 
 
-def _open_backend(url: str, storage_options: dict[str, object]) -> Backend:
+@contextmanager
+def _counting_retries(current: SpanHandle) -> Iterator[None]:
+    """Add to a span the retries that this thread makes."""
+    before = num_retries()
+    try:
+        yield
+    finally:
+        if num := num_retries() - before:
+            current.count(num_retries=num)
+
+
+def _open_backend(url: str, storage_options: dict[str, object], retrier: Retrier) -> Backend:
     if is_local(url):
         if storage_options:
             raise BadRequest(
                 f"{url}: storage_options {sorted(storage_options)} mean nothing for a local path"
             )
-        return LocalBackend(local_root(url))
+        return RetryingBackend(LocalBackend(local_root(url)), url, retrier)
     from storage.remote import open_remote  # drivers load only when a remote URL is used
 
-    return open_remote(url, storage_options)
+    return open_remote(url, storage_options, retrier)
 
 
 def _destinations(
@@ -271,17 +310,20 @@ def _destinations(
     return views
 
 
-def _jobs(wanted: Sequence[RangeRead], range_bytes: int, ranges_per_call: int) -> list[list[RangeRead]]:
+def _jobs(wanted: Sequence[RangeRead], range_bytes: int, ranges_per_call: int) -> list[list[Run]]:
     """Cut long ranges and gather short ones, so that each job is worth a thread and none is long."""
-    jobs: list[list[RangeRead]] = []
+    parts = [
+        one.part(begin, range_bytes) for one in wanted for begin in range(0, one.into.nbytes, range_bytes)
+    ]
+    if ranges_per_call == 1:
+        return [[run] for run in coalesce(parts, range_bytes)]
+    jobs: list[list[Run]] = []
     room_bytes = room_ranges = 0
-    for one in wanted:
-        for begin in range(0, one.into.nbytes, range_bytes):
-            part = one.part(begin, range_bytes)
-            if part.into.nbytes > room_bytes or not room_ranges:
-                jobs.append([])
-                room_bytes, room_ranges = range_bytes, ranges_per_call
-            jobs[-1].append(part)
-            room_bytes -= part.into.nbytes
-            room_ranges -= 1
+    for part in parts:
+        if part.into.nbytes > room_bytes or not room_ranges:
+            jobs.append([])
+            room_bytes, room_ranges = range_bytes, ranges_per_call
+        jobs[-1].append(Run(whole=part, members=(part,)))
+        room_bytes -= part.into.nbytes
+        room_ranges -= 1
     return jobs

@@ -1,5 +1,6 @@
-"""Servers that storage tests share."""
+"""Servers that storage tests share, and the table of what faults led to."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,19 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One real S3 server for the whole run."""
     with s3_server(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each fault with what it led to, and for which operations."""
+    lines: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "fault_cell" and report.when == "call":
+                backend, fault, operation, outcome = value  # type: ignore[misc]
+                lines[backend, fault, outcome].append(operation)
+    if not lines:
+        return
+    num_cells = sum(map(len, lines.values()))
+    terminalreporter.section(f"faults: {num_cells} cells (backend × fault × operation)")
+    for (backend, fault, outcome), operations in sorted(lines.items()):
+        terminalreporter.write_line(f"{backend:<11} {fault:<22} {outcome:<16} {', '.join(operations)}")

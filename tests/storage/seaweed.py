@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import s3fs
+from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
 
 _SERVICES = ("master", "volume", "filer", "s3")
 _START_TIMEOUT_S = 60.0
@@ -80,6 +81,8 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
         "-s3.autoCreateBucket=false",
     ]
     command += ["-master.electionTimeout=1s"]  # the only master elects itself
+    # Services that listen on fixed ports, so that two servers at once were one too many.
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     for service, (http, grpc) in zip(_SERVICES, zip(ports[::2], ports[1::2], strict=True), strict=True):
         command += [f"-{service}.port={http}", f"-{service}.port.grpc={grpc}"]
     log = directory / "weed.log"
@@ -116,13 +119,17 @@ def _await_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path) 
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
         try:
-            filesystem = s3fs.S3FileSystem(**server.storage_options, skip_instance_cache=True)
+            filesystem = s3fs.S3FileSystem(
+                **server.storage_options,
+                config_kwargs={"retries": {"max_attempts": 0}},
+                skip_instance_cache=True,
+            )
             if not filesystem.exists(server.bucket):
                 filesystem.mkdir(server.bucket)
             filesystem.pipe_file(f"{server.bucket}/ready", b"ready")
             filesystem.rm_file(f"{server.bucket}/ready")
             return
-        except OSError as error:
+        except (OSError, BotoCoreError) as error:
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(errors="replace")[-2000:]
                 raise TimeoutError(

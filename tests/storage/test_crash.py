@@ -1,65 +1,107 @@
-"""Processes killed while they write: whatever is visible is whole."""
+"""Processes killed while they write and commit: whatever is visible is whole, and what was acknowledged is there."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from storage import Store
+from tests.storage.killed_writer import PART_BYTES, check_whole
+from tests.storage.seaweed import S3Server
+from tests.storage.uploads import abort_uploads, unfinished_uploads
 
-NUM_KILLS = 36
+pytestmark = pytest.mark.chaos
 
-# Objects say what they are: a line with name, version and length, then that many bytes of the version's value.
-WRITER = """
-import itertools, sys
-from storage import AlreadyExists, Store
-store = Store(sys.argv[1])
-def body(version): return bytes([version % 251]) * (200_000 + 7_919 * (version % 50))
-def head(kind, version): return f"{kind} {version} {len(body(version))}".ljust(63).encode() + b"\\n"
-print("ready", flush=True)
-for version in itertools.count(int(sys.argv[2])):
-    store.write("replaced", [head("write", version), body(version)])
-    with store.writer("streamed", header_bytes=64) as writer:
-        writer.write(body(version)); writer.set_header(head("stream", version))
-    store.create(f"created/{version}", [head("create", version), body(version)])
-    store.write(f"new/deep/{version}/x", [head("write", version), body(version)])
-    print(version, flush=True)
-"""
+NUM_KILLS_LOCAL = 140
+NUM_KILLS_S3 = 60
 
 
-@pytest.mark.chaos
-def test_a_killed_writer_leaves_only_whole_objects(tmp_path: Path) -> None:
-    store = Store(tmp_path / "root")
+@pytest.fixture
+def kill_one(tmp_path: Path) -> Iterator[Callable[[Store, dict[str, object], int, int, float], set[int]]]:
+    """Let a writer run for some seconds, kill it, and give the versions it had finished."""
+    acknowledged = tmp_path / "acknowledged"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.storage.killed_writer"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        stdin, stdout = parent.stdin, parent.stdout
+
+        def kill(
+            store: Store, options: dict[str, object], first: int, streamed: int, after_s: float
+        ) -> set[int]:
+            acknowledged.write_text("")
+            task = {"url": store.url, "options": options, "first": first, "streamed_bytes": streamed}
+            stdin.write(json.dumps({**task, "acknowledge": str(acknowledged)}) + "\n")
+            stdin.flush()
+            child = int(stdout.readline())
+            time.sleep(after_s)
+            os.kill(child, signal.SIGKILL)
+            _await_gone(child)
+            return set(map(int, acknowledged.read_text().split()))
+
+        yield kill
+        stdin.close()
+
+
+def _await_gone(process: int) -> None:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{process}").exists():
+        assert time.monotonic() < deadline, f"process {process} did not end within 30 s of SIGKILL"
+        time.sleep(0.001)
+
+
+def _run(
+    store: Store,
+    options: dict[str, object],
+    kill_one: Callable[[Store, dict[str, object], int, int, float], set[int]],
+    num_kills: int,
+    streamed_bytes: int,
+    longest_s: float,
+    look: Callable[[], None],
+) -> None:
     dice = random.Random(7)
+    done: set[int] = set()
+    seen: dict[str, str | None] = {}
+    for kill in range(num_kills):
+        done |= kill_one(store, options, kill * 1000, streamed_bytes, dice.uniform(0, longest_s))
+        look()
+        check_whole(store, seen)
+    assert done, "no kill came late enough for anything to be finished"
+    assert {f"commit/{version}/manifest" for version in done} <= set(seen)
+
+
+def test_a_killed_writer_leaves_only_whole_files(
+    tmp_path: Path, kill_one: Callable[[Store, dict[str, object], int, int, float], set[int]]
+) -> None:
+    store = Store(tmp_path / "root")
     num_unfinished = 0
-    acknowledged: set[int] = set()
-    for kill in range(NUM_KILLS):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, store.url, str(kill * 1000)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        with process.stdout:
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(dice.uniform(0.0, 0.08))
-            process.send_signal(signal.SIGKILL)
-            process.wait(timeout=30)
-            # A line cut by the kill says nothing.
-            acknowledged |= {int(line) for line in process.stdout if line.endswith("\n")}
+
+    def look() -> None:
+        nonlocal num_unfinished
         num_unfinished += sum(
             name.startswith(".storage-") for _, _, names in os.walk(store.url) for name in names
         )
-        for found in store.list():
-            data = store.read(found.path)
-            _, version, length = data[:63].decode().split()
-            assert len(data) == 64 + int(length), found.path
-            assert set(data[64:]) == {int(version) % 251}, found.path
-    paths = {one.path for one in store.list()}
-    assert {f"created/{version}" for version in acknowledged} <= paths
-    assert {f"new/deep/{version}/x" for version in acknowledged} <= paths
-    assert acknowledged, "no kill came late enough for anything to be written"
+
+    _run(store, {}, kill_one, NUM_KILLS_LOCAL, 200_000, 0.06, look)
     assert num_unfinished, "no kill came in the middle of a write"
+
+
+def test_a_killed_writer_leaves_only_whole_s3_objects(
+    s3: S3Server, kill_one: Callable[[Store, dict[str, object], int, int, float], set[int]]
+) -> None:
+    store = Store(f"s3://{s3.bucket}/killed-{uuid.uuid4().hex}", s3.storage_options)
+    _run(store, s3.storage_options, kill_one, NUM_KILLS_S3, PART_BYTES + 100_000, 0.6, lambda: None)
+    assert unfinished_uploads(s3, store), "no kill came in the middle of an upload"
+    abort_uploads(s3, store)

@@ -7,14 +7,31 @@ import pytest
 import s3fs
 
 import storage.s3_upload
-from storage import NotFound, PermissionDenied, Store, Transient, UnsupportedURL, glob
+from storage import NotFound, PermissionDenied, RetryPolicy, Store, Transient, UnsupportedURL, glob
+from storage.s3 import S3Backend
+from storage.s3_obstore import S3ObstoreBackend
 from tests.storage.conformance import MIB, BackendConformance, content
 from tests.storage.seaweed import S3Server
 
+ENGINES = {"s3fs": S3Backend, "obstore": S3ObstoreBackend}
+
+
+@pytest.fixture(params=list(ENGINES))
+def engine(request: pytest.FixtureRequest) -> str:
+    """Everything below holds for both."""
+    return str(request.param)
+
 
 @pytest.fixture
-def store(s3: S3Server) -> Store:
-    return Store(f"s3://{s3.bucket}/{uuid.uuid4().hex}/", s3.storage_options)
+def options(s3: S3Server, engine: str) -> dict[str, object]:
+    return {**s3.storage_options, "engine": engine}
+
+
+@pytest.fixture
+def store(s3: S3Server, engine: str, options: dict[str, object]) -> Store:
+    store = Store(f"s3://{s3.bucket}/{uuid.uuid4().hex}/", options)
+    assert type(store._backend) is ENGINES[engine]
+    return store
 
 
 class TestS3(BackendConformance):
@@ -80,39 +97,47 @@ def test_etags_change_with_the_content(store: Store) -> None:
     assert [one.etag for one in store.list()] == [store.stat("x").etag]
 
 
-def test_a_missing_bucket_is_named_and_not_an_empty_listing(s3: S3Server) -> None:
-    missing = Store("s3://no-such-bucket/x", s3.storage_options)
+def test_a_missing_bucket_is_named_and_not_an_empty_listing(options: dict[str, object]) -> None:
+    missing = Store("s3://no-such-bucket/x", options)
     for call in (missing.list, missing.list_dirs, lambda: missing.write("a", b""), lambda: missing.read("a")):
         with pytest.raises(NotFound, match="s3://no-such-bucket/x"):
             call()
 
 
 @pytest.mark.parametrize("wrong", ["key", "secret"])
-def test_wrong_credentials_are_denied_and_not_shown(s3: S3Server, wrong: str) -> None:
-    store = Store(f"s3://{s3.bucket}/x", {**s3.storage_options, wrong: "not-this-one"})
-    for call in (store.list, lambda: store.read("a"), lambda: store.create("a", b"")):
+def test_wrong_credentials_are_denied_and_not_shown(
+    s3: S3Server, options: dict[str, object], wrong: str
+) -> None:
+    store = Store(f"s3://{s3.bucket}/x", {**options, wrong: "not-this-one"})
+    for call in (
+        store.list,
+        lambda: store.read("a"),
+        lambda: store.write("a", b""),
+        lambda: store.create("a", b""),
+    ):
         with pytest.raises(PermissionDenied) as caught:
             call()
         assert s3.secret not in f"{caught.value}{caught.value.__cause__}{store!r}"
 
 
-def test_a_dead_endpoint_is_transient() -> None:
+def test_a_dead_endpoint_is_transient(engine: str) -> None:
     with socket.socket() as held:  # bound, not listening: connections are refused
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        options = {"key": "k", "secret": "s", "client_kwargs": {"endpoint_url": url}}
-        # One attempt: how long the driver tries by itself is not what is tested.
-        config = {"retries": {"max_attempts": 0}}
-        store = Store("s3://bucket/x", {**options, "config_kwargs": config})
-        with pytest.raises(Transient, match=r"s3://bucket/x/a.*connect"):
-            store.write("a", b"")
+        options = {"key": "k", "secret": "s", "endpoint_url": url, "engine": engine}
+        store = Store("s3://bucket/x", options, retry=RetryPolicy(max_attempts=1))
+        for call in (lambda: store.write("a", b""), lambda: store.read("a"), store.list):
+            with pytest.raises(Transient, match=r"s3://bucket/x.*connect"):
+                call()
 
 
-def test_the_environment_names_the_endpoint(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_endpoint(
+    s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
-    store = Store(f"s3://{s3.bucket}/{uuid.uuid4().hex}")
+    store = Store(f"s3://{s3.bucket}/{uuid.uuid4().hex}", {"engine": engine})
     store.write("x", b"1")
     assert store.read("x") == b"1"
 

@@ -1,0 +1,135 @@
+"""A bounded cache of remote data on a local disk, shared by the processes of a machine."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from storage.cache_block import Block, BlockPart, file_bytes, read_block, write_block
+from storage.cache_space import Space
+from storage.errors import BadRequest, classify
+from storage.file_lock import locked
+from storage.spans import span
+
+__all__ = ["BlockCache"]
+
+_FETCH_TIMEOUT_S: Final = 30.0
+"""Longest wait for another process that fetches the same block; then it is fetched twice."""
+
+_TOUCH_AFTER_NS: Final = 10**9  # finer than that, the order of last use is not worth a change of the inode
+
+
+class BlockCache:
+    """Blocks of remote objects in a local directory.
+
+    Give one to ``Store(url, cache=...)`` or ``CachedFileSystem``. Any number of them, in any processes of the
+    machine, may use one directory: what one has fetched the others read, and their files together never exceed
+    ``max_bytes``. When room is wanted, the blocks that were not read for longest go.
+
+    The cache never makes a read fail and never gives wrong bytes. Each block names the exact version of the object
+    that it came from, is verified by digest whenever it is read, and is fetched again if it is missing, damaged or
+    unreadable. Killing a process or cutting the power at any time leaves nothing to repair. A full disk or a read-only
+    directory only means that blocks are not kept. The directory may be removed at any time.
+
+    Args:
+        directory: On a local disk; made if missing.
+        max_bytes: Bound on what all its files take; at least 16 blocks.
+        block_bytes: Bytes fetched and kept at once. Larger blocks mean fewer requests, smaller ones less that nobody
+            asked for. Blocks of different sizes share a directory, but not their content.
+        recheck_s: How long the version of an object is trusted before the server is asked for it again, in seconds. An
+            object that somebody else replaces may be read as it was for that long; 0 asks before every read.
+
+    Raises:
+        BadRequest: Sizes that cannot work.
+        StorageError: The directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        max_bytes: int,
+        *,
+        block_bytes: int = 4 << 20,
+        recheck_s: float = 10.0,
+    ) -> None:
+        if block_bytes < 4096:
+            raise BadRequest(f"block_bytes is {block_bytes}: it must be at least 4096")
+        if max_bytes < 16 * block_bytes:
+            raise BadRequest(
+                f"max_bytes is {max_bytes}: it must hold at least 16 blocks of {block_bytes} bytes"
+            )
+        if recheck_s < 0:
+            raise BadRequest(f"recheck_s is {recheck_s}: it must be at least 0 seconds")
+        self._root = Path(directory).absolute()
+        self._locks = self._root / "locks"
+        try:
+            self._locks.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            classified = classify(error, str(self._root))
+            assert classified is not None
+            raise classified from error
+        self._space = Space(self._root, max_bytes)
+        self.block_bytes = block_bytes
+        self.recheck_s = recheck_s
+
+    def __repr__(self) -> str:
+        return f"BlockCache({str(self._root)!r})"
+
+    def num_bytes(self) -> int:
+        """Bytes that the files of the cache take now (counts them)."""
+        return self._space.count()
+
+    def load(self, part: BlockPart) -> bool:
+        """Read a part of a block if it is here and sound; otherwise ``part.into`` is undefined."""
+        path = self._space.path(part.block.identity.hex())
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            with span("storage.cache_hit", path=part.block.url, num_bytes=part.into.nbytes) as current:
+                if read_block(fd, part):
+                    _touch(fd)
+                    return True
+                current.annotate(damaged=True, num_bytes=0)
+        except OSError:
+            pass  # cannot be read: as good as damaged
+        finally:
+            os.close(fd)
+        with suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 - text, as above
+        return False
+
+    def store(self, block: Block, data: memoryview) -> None:
+        """Keep a block if that is possible. ``data`` must be its verified content."""
+        # The span notes an error that is not passed on: a cache that cannot be written must not stop the reader.
+        with suppress(OSError), span("storage.cache_store", path=block.url, num_bytes=data.nbytes):
+            made = self._space.make(file_bytes(block))
+            if made is None:
+                return
+            fd, path = made
+            try:
+                write_block(fd, block, data)
+                self._space.publish(path, block.identity.hex())
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def fetching(self, block: Block) -> Iterator[None]:
+        """Held while a block is fetched and stored, so that others wait for it instead of fetching it too."""
+        with suppress(OSError):
+            self._locks.mkdir(parents=True, exist_ok=True)
+        with locked(self._locks / block.identity.hex()[:3], _FETCH_TIMEOUT_S):
+            yield
+
+
+def _touch(fd: int) -> None:
+    now = time.time_ns()
+    if now - os.fstat(fd).st_mtime_ns > _TOUCH_AFTER_NS:
+        with suppress(OSError):  # a read-only file system, or another user's file
+            os.utime(fd, ns=(now, now))
