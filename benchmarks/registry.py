@@ -7,7 +7,15 @@ import importlib
 
 from benchmarks.definition import Benchmark
 
-NAMES = ("checkpoint_fsdp", "checkpoint_save_load", "loader_packed", "loader_text")
+NAMES = (
+    "checkpoint_fsdp",
+    "checkpoint_save_load",
+    "loader_packed",
+    "loader_text",
+    "storage_cache",
+    "storage_local",
+    "storage_s3",
+)
 """Modules of this package that hold a ``BENCHMARK``."""
 
 

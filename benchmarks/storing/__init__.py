@@ -1,0 +1,1 @@
+"""What the storage benchmarks move, and the plainest ways to move it."""
