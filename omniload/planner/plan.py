@@ -8,8 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from omniload.planner.cost import attention_cost
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -38,12 +36,6 @@ class Plan:
     def num_target_tokens(self) -> int:
         """Tokens of the step that count in the loss, over all lanes."""
         return int(self.pieces["targets"].sum(dtype=np.int64))
-
-    @cached_property
-    def lane_costs(self) -> np.ndarray:
-        """``int64[lanes]``: predicted cost of each lane."""
-        starts = self.offsets[: -1 : self.packs_per_lane]
-        return np.add.reduceat(attention_cost(self.pieces["length"]), starts)
 
     @cached_property
     def hash(self) -> str:
