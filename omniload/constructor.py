@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
+from omniload.fill import Layout, TokenArrays, fill
 from omniload.loader import Payload
 from omniload.mixture import Mixture
 from omniload.planner import Plan
 from omniload.recycler import Recycler
-
-IGNORE = -100
-"""Target of a position that does not count in the loss; what torch's cross entropy ignores by default."""
 
 
 class PayloadSource(Protocol):
@@ -23,6 +20,8 @@ class PayloadSource(Protocol):
     def payload(self, source: int, pieces: np.ndarray) -> Payload:
         """The tokens of ``pieces``, all of one source, in order."""
 
+
+_TOKEN_WISE = ("input_ids", "targets", "labels", "position_ids", "segment_ids")
 
 LaneArrays = dict[str, np.ndarray | int]
 """One lane of ``m`` packs of ``S`` tokens.
@@ -49,7 +48,6 @@ class DataConstructor:
         self._seq_len = mixture.seq_len
         self._shifted = mixture.labels == "shifted"
         self._source = source
-        self._positions = np.arange(mixture.seq_len)
         self._recycler = Recycler()
 
     def build(self, plan: Plan, lanes: Sequence[int]) -> list[LaneArrays]:
@@ -61,9 +59,11 @@ class DataConstructor:
         pack = np.concatenate(
             [plan.pack_of_piece(lane) + (i - lane) * num_packs for i, lane in enumerate(lanes)]
         )
-        length = pieces["length"].astype(np.int64)
-        starts, bounds, is_piece = _segments(pack, length, len(lanes) * num_packs, seq_len)
-        arrays = self._fill(pack, starts, starts + length, bounds, is_piece, payload)
+        layout = _lay_out(pack, pieces["length"].astype(np.int64), len(lanes) * num_packs, seq_len)
+        arrays = self._new_arrays(len(lanes) * num_packs * seq_len)
+        fill(payload.tokens, payload.loss_mask, layout, arrays)
+        named = {name: array for name in _TOKEN_WISE if (array := getattr(arrays, name)) is not None}
+        bounds = np.sort(np.concatenate([layout.starts, layout.padding_starts, [len(arrays.input_ids)]]))
 
         built: list[LaneArrays] = []
         lane_tokens = num_packs * seq_len
@@ -73,49 +73,22 @@ class DataConstructor:
             cu_seqlens = bounds[first : last + 1] - begin
             built.append(
                 {
-                    **{key: array[part].reshape(num_packs, seq_len) for key, array in arrays.items()},
+                    **{key: array[part].reshape(num_packs, seq_len) for key, array in named.items()},
                     "cu_seqlens": cu_seqlens.astype(np.int32),
                     "max_seqlen": int(np.diff(cu_seqlens).max()),
                 }
             )
         return built
 
-    def _fill(
-        self,
-        pack: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        bounds: np.ndarray,
-        is_piece: np.ndarray,
-        payload: Payload,
-    ) -> dict[str, np.ndarray]:
-        """The token-wise arrays of all packs laid end to end."""
-        total = int(bounds[-1])
-        input_ids = self._recycler.empty(total, np.int64)
-        wanted = self._recycler.empty(total, np.int64)
-        position_ids = self._recycler.empty(total, np.int64)
-        segment_ids = self._recycler.empty(total, np.int32)
-        padding = []
-        tokens, numbers = iter(payload.tokens), iter((_rank_in_group(pack) + 1).tolist())
-        # One slice a segment: on documents of usual length this beats whole-array passes of repeat and subtract.
-        for (start, end), piece in zip(pairwise(bounds.tolist()), is_piece.tolist(), strict=True):
-            if piece:
-                input_ids[start:end] = next(tokens)[: end - start]
-                segment_ids[start:end] = next(numbers)
-            else:
-                input_ids[start:end] = 0
-                segment_ids[start:end] = 0
-                padding.append(slice(start, end))
-            position_ids[start:end] = self._positions[: end - start]
-        if self._shifted:
-            key = "targets"
-            _shift_targets(wanted, input_ids, starts, ends, payload)
-        else:
-            key = "labels"
-            _copy_labels(wanted, input_ids, starts, ends, payload)
-        for part in padding:
-            wanted[part] = IGNORE
-        return {"input_ids": input_ids, key: wanted, "position_ids": position_ids, "segment_ids": segment_ids}
+    def _new_arrays(self, length: int) -> TokenArrays:
+        new = self._recycler.empty
+        return TokenArrays(
+            input_ids=new(length, np.int64),
+            targets=new(length, np.int64) if self._shifted else None,
+            labels=None if self._shifted else new(length, np.int64),
+            position_ids=new(length, np.int64),
+            segment_ids=new(length, np.int32),
+        )
 
     def _gather(self, pieces: np.ndarray) -> Payload:
         """The payload of pieces of several sources, in their order."""
@@ -132,9 +105,7 @@ class DataConstructor:
 _NOTHING = np.empty(0, np.uint16)
 
 
-def _segments(
-    pack: np.ndarray, length: np.ndarray, num_packs: int, seq_len: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lay_out(pack: np.ndarray, length: np.ndarray, num_packs: int, seq_len: int) -> Layout:
     """Where the pieces lie when the packs are laid end to end.
 
     Args:
@@ -142,50 +113,21 @@ def _segments(
         length: ``int64[n]`` tokens of each piece.
         num_packs: number of packs.
         seq_len: tokens of a pack.
-
-    Returns:
-        ``int64[n]`` first token of each piece; ``int64[k + 1]`` bounds of the segments, which are the pieces and a
-        padding segment for each pack with room left; ``bool[k]`` whether a segment is a piece.
     """
     used = np.bincount(pack, weights=length, minlength=num_packs).astype(np.int64)
     before = np.cumsum(length) - length
     pack_before = np.concatenate([[0], np.cumsum(used)[:-1]])
-    starts = before + (np.arange(num_packs) * seq_len - pack_before)[pack]
     short = np.flatnonzero(used < seq_len)
-    bounds = np.concatenate([starts, short * seq_len + used[short]])
-    is_piece = np.arange(len(bounds)) < len(starts)
-    order = np.argsort(bounds, kind="stable")
-    return starts, np.concatenate([bounds[order], [num_packs * seq_len]]), is_piece[order]
+    return Layout(
+        starts=before + (np.arange(num_packs) * seq_len - pack_before)[pack],
+        lengths=length,
+        numbers=_rank_in_group(pack) + 1,
+        padding_starts=short * seq_len + used[short],
+        padding_lengths=seq_len - used[short],
+    )
 
 
 def _rank_in_group(group: np.ndarray) -> np.ndarray:
     """0, 1, 2, … inside every run of equal values of an ascending array."""
     index = np.arange(len(group))
     return index - np.searchsorted(group, group)
-
-
-def _shift_targets(
-    targets: np.ndarray, input_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, payload: Payload
-) -> None:
-    """Fill in the next token of the same sample, `IGNORE` where there is none or it does not count."""
-    targets[:-1] = input_ids[1:]
-    # The last token of a piece: the token that follows in its document, if the document goes on.
-    targets[ends - 1] = [
-        tokens[count] if len(tokens) > count else IGNORE
-        for tokens, count in zip(payload.tokens, (ends - starts).tolist(), strict=True)
-    ]
-    for i, mask in enumerate(payload.loss_mask):
-        if mask is not None:
-            # mask[j] says whether token j may be a target; token j is the target of position j - 1.
-            targets[starts[i] : starts[i] + len(mask) - 1][~mask[1:]] = IGNORE
-
-
-def _copy_labels(
-    labels: np.ndarray, input_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, payload: Payload
-) -> None:
-    """Fill in the token itself, `IGNORE` at the first of each piece and where it does not count."""
-    labels[:] = input_ids
-    labels[starts] = IGNORE
-    for i, mask in enumerate(payload.loss_mask):
-        if mask is not None:
-            labels[starts[i] : ends[i]][~mask[: ends[i] - starts[i]]] = IGNORE

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from omniload.kernels import KERNELS
+
 PACKAGES = ("checkpoint", "omniload", "storage", "training")
 """Our top-level import packages, whose names a user's own modules could take."""
 DEPENDENCIES = ("fsspec", "numpy", "obstore", "pyarrow", "ray", "s3fs", "safetensors", "tokenizers", "torch")
@@ -79,7 +81,9 @@ def _versions() -> list[Finding]:
 
 
 def _machine() -> list[Finding]:
-    findings = [Finding("cores", str(os.cpu_count()), True)]
+    built = KERNELS is not None
+    text = "compiled" if built else "not compiled, slower: install a C compiler, then omniload again"
+    findings = [Finding("kernels", text, True), Finding("cores", str(os.cpu_count()), True)]
     shm = Path("/dev/shm")
     if shm.is_dir():
         free = shutil.disk_usage(shm).free

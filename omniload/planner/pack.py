@@ -10,6 +10,8 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
+from omniload.kernels import KERNELS
+
 MAX_WAIT_STEPS = 2
 """A piece that waited this many steps puts its pack before fuller ones."""
 
@@ -25,12 +27,22 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
         ``order``, ``int64[n]``: the pieces as placed, longest first, ties in the order given; and
         ``pack``, ``int64[n]``: the pack of each piece in that order, packs numbered as opened.
     """
-    order = np.argsort(-lengths.astype(np.int64), kind="stable")
+    descending = -lengths.astype(np.int64)
+    order = np.argsort(descending, kind="stable")
     pack = np.empty(len(lengths), np.int64)
+    if KERNELS is not None:
+        KERNELS.best_fit(-descending[order], capacity, pack)
+    else:
+        best_fit_in_python(lengths[order], capacity, pack)
+    return order, pack
+
+
+def best_fit_in_python(lengths: np.ndarray, capacity: int, pack: np.ndarray) -> None:
+    """Put pieces in the order given, each into the fullest pack that still holds it; fill in the pack of each."""
     # Open packs as room << 32 | number, ascending: a binary search finds the tightest, then the oldest.
     open_packs: list[int] = []
     num_packs = 0
-    for i, length in enumerate(lengths[order].tolist()):
+    for i, length in enumerate(lengths.tolist()):
         at = bisect_left(open_packs, length << 32)
         if at < len(open_packs):
             entry = open_packs.pop(at)
@@ -41,7 +53,6 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
         entry -= length << 32
         if entry >> 32:
             insort(open_packs, entry)
-    return order, pack
 
 
 def choose_packs(

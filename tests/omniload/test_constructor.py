@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.constructor import IGNORE, DataConstructor
+from omniload.fill import IGNORE
+from omniload.constructor import DataConstructor
 from omniload.loader import Payload
 from omniload.mixture import Mixture
 from omniload.pieces import PIECE

@@ -1,0 +1,17 @@
+"""The compiled loops, where a C compiler was there at installation. Without them Python does the same, slower."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def _load() -> ModuleType | None:
+    try:
+        return importlib.import_module("omniload._kernels")
+    except ImportError:
+        return None
+
+
+KERNELS: ModuleType | None = _load()
+"""`omniload._kernels`, or None."""
