@@ -8,19 +8,20 @@ its time-out: fsspec cancels the coroutine then, so a late answer touches nobody
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from storage.backend import FileStat, RangeRead, give_up
-from storage.buffers import as_bytes, num_bytes_of
+from storage.buffers import num_bytes_of
 from storage.errors import StorageError, UnsupportedURL
 from storage.paths import join
 from storage.range_file import open_ranges
 from storage.retry import Attempt, Retrier
 from storage.retrying import create_once
+from storage.s3_body import one_view
 from storage.s3_errors import classify_s3, http_status
-from storage.s3_upload import S3Sink, S3Target
+from storage.s3_target import S3Target
+from storage.s3_upload import S3Sink
 
 __all__ = ["S3Backend"]
 
@@ -87,13 +88,11 @@ class S3Backend:
     def write(self, path: str, views: Sequence[memoryview]) -> None:
         """One put if small, else a multipart upload."""
         if num_bytes_of(views) <= SINGLE_PUT_BYTES:
-            self._target(path).put(BytesIO(as_bytes(views)))
+            self._target(path).put(one_view(views))
             return
         sink = self.sink(path, 0)
         try:
-            for view in views:
-                sink.append(view)
-            sink.commit(b"")
+            sink.store(views)
         except BaseException as error:
             give_up(sink, error)
             raise
@@ -104,7 +103,7 @@ class S3Backend:
         A mark in the metadata tells our own object from another's, whoever repeated the request: aiohttp does so too,
         once, when a connection breaks.
         """
-        target, body, mark = self._target(path), BytesIO(as_bytes(views)), uuid.uuid4().hex
+        target, body, mark = self._target(path), one_view(views), uuid.uuid4().hex
         etag = ""
 
         def attempt(this: Attempt) -> None:

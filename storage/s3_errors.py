@@ -88,6 +88,8 @@ def from_s3_code(status: int, code: str, message: str, path: str) -> StorageErro
         path: URL of the object the operation was about.
     """
     reason = message if code.isdigit() or not code else f"{message} ({code})"
+    if code == "NoSuchBucket":
+        reason += ": make it, or correct the URL"
     if code in _BY_CODE:
         return _BY_CODE[code](path, reason)
     return from_http_status(status, path, reason)

@@ -3,7 +3,7 @@
 Only bodies go that way. Questions, listings, deletions and ``create`` stay with s3fs, because obstore normalises keys
 (it shows the marker ``a/`` of an empty folder as an object ``a``) and takes a conflict that would pass for
 ``AlreadyExists``. So do objects in several parts: obstore cannot upload the first part last, nor repeat one part
-under our policy.
+under our policy, and leaves behind the parts of an upload that is cut off.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from storage.s3_obstore_client import ObstoreClient
 from storage.s3_obstore_errors import classify_obstore, obstore_status
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
 
 __all__ = ["S3ObstoreBackend"]
 
@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 _PARTS_AT_ONCE: Final = 8
 """Parts of one object that are read at a time: a single connection to S3 brings some 50 to 100 MB/s."""
+
+_CHUNK_BYTES: Final = 1 << 20
+"""Least of a body that is waited for at a time, when it is written to its place."""
 
 
 class S3ObstoreBackend(S3Backend):
@@ -122,19 +125,18 @@ async def _get(store: S3Store, key: str, part_bytes: int) -> bytes:
     if etag is None:  # nothing would tell parts of two versions apart
         return await _get_at_once(store, key)
     turns = asyncio.Semaphore(_PARTS_AT_ONCE)
-    file = BytesIO()  # gives its memory away without a copy
-    file.seek(num_bytes - 1)
-    file.write(b"\0")
+    # Gives its memory away without a copy; ``bytes`` of zeros cost nothing before they are written to.
+    file = BytesIO(bytes(num_bytes))
     with file.getbuffer() as memory:
 
         async def get_part(begin: int) -> None:
             async with turns:
                 options: GetOptions = {"range": (begin, begin + part_bytes), "if_match": etag}
-                data = memoryview(await (await obstore.get_async(store, key, options=options)).bytes_async())
-                memory[begin : begin + data.nbytes] = data
+                result = await obstore.get_async(store, key, options=options)
+                await _fill(memory[begin : begin + part_bytes], result)
 
-        memory[:part_bytes] = memoryview(await first.bytes_async())
         parts = [asyncio.create_task(get_part(begin)) for begin in range(part_bytes, num_bytes, part_bytes)]
+        parts.append(asyncio.create_task(_fill(memory[:part_bytes], first)))
         try:
             await asyncio.gather(*parts)
         except PreconditionError as error:
@@ -143,6 +145,16 @@ async def _get(store: S3Store, key: str, part_bytes: int) -> bytes:
             for part in parts:
                 part.cancel()
     return file.getvalue()
+
+
+async def _fill(into: memoryview, result: "GetResult") -> None:
+    """Write a body into memory as it arrives, and not once more at its end, when all of it is out of the caches."""
+    begin = 0
+    async for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
+        into[begin : begin + len(chunk)] = chunk
+        begin += len(chunk)
+    if begin < into.nbytes:
+        raise ConnectionError(f"{begin} bytes came instead of {into.nbytes}")
 
 
 async def _get_at_once(store: S3Store, key: str) -> bytes:

@@ -122,7 +122,13 @@ class ObstoreClient:
     async def _open(self) -> S3Store:
         client = await self._filesystem.set_session()
         settings = client.meta.config
-        config: S3Config = {"virtual_hosted_style_request": False, **await _place(client, self._bucket)}
+        config: S3Config = {
+            "virtual_hosted_style_request": False,
+            # The hash that signs a body, once more as its checksum: there are servers that compare nothing else, and
+            # would show what arrived of an object before a connection broke.
+            "checksum_algorithm": "SHA256",
+            **await _place(client, self._bucket),
+        }
         provider = None
         if settings.signature_version is UNSIGNED:
             config["skip_signature"] = True

@@ -59,8 +59,8 @@ def test_the_first_part_is_uploaded_last(store: Store) -> None:
     writer.write(content(40 * MIB))
     sink = writer._sink
     assert isinstance(sink, storage.s3_upload.S3Sink)
-    sink._group.finish()
-    assert sorted(sink._etags) == [2]
+    sink._upload._group.finish()
+    assert sorted(sink._upload._etags) == [2]
     writer.set_header(b"12345678")
     writer.close()
     assert store.read("f") == b"12345678" + content(40 * MIB)
@@ -72,8 +72,8 @@ def test_a_failing_upload_aborts_and_is_classified(store: Store, s3: S3Server) -
     writer.write(content(17 * MIB))
     sink = writer._sink
     assert isinstance(sink, storage.s3_upload.S3Sink)
-    assert sink._upload_id is not None
-    sink._target.abort(sink._upload_id)
+    assert sink._upload._id is not None
+    sink._target.abort(sink._upload._id)
     with pytest.raises(NotFound, match="NoSuchUpload"):
         writer.close()
     assert unfinished_uploads(s3) == []
@@ -86,6 +86,16 @@ def test_part_sizes_suit_the_protocol() -> None:
     assert max(sizes) <= 5 << 30
     assert sum(sizes) > 900 << 30
     assert len(set(sizes[:2000])) == 1
+
+
+@pytest.mark.parametrize("num_bytes", [1, 33 * MIB, 160_000 * MIB, 160_000 * MIB + 1, 5 << 40])
+def test_parts_of_a_known_size_are_equal_and_few_enough(num_bytes: int) -> None:
+    size = storage.s3_upload.equal_part_bytes(num_bytes)
+    assert 5 * MIB <= size <= 5 << 30
+    assert num_bytes <= 10_000 * size
+    assert size == storage.s3_upload.FIRST_PART_BYTES or num_bytes > 10_000 * size // 2, (
+        "no larger than need be"
+    )
 
 
 def test_etags_change_with_the_content(store: Store) -> None:
