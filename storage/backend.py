@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol
 
 from storage.errors import StorageError
 
-__all__ = ["Backend", "FileStat", "RangeRead", "Sink", "give_up"]
+__all__ = ["Abortable", "Backend", "FileStat", "RangeRead", "Sink", "give_up"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +70,19 @@ class Sink(Protocol):
         """Remove everything stored so far. Also called after a failed ``append`` or ``commit``."""
 
 
-def give_up(sink: Sink, error: BaseException) -> None:
-    """Abort a sink because of ``error``, which stays the error to act on: a second one becomes a note on it."""
+class Abortable(Protocol):
+    """Something unfinished that can be given up: a sink, a writer, a transaction."""
+
+    def abort(self) -> None:
+        """Remove everything stored so far."""
+
+
+def give_up(unfinished: Abortable, error: BaseException, what: str = "object") -> None:
+    """Abort because of ``error``, which stays the error to act on: a second one becomes a note on it."""
     try:
-        sink.abort()
+        unfinished.abort()
     except Exception as second:
-        error.add_note(f"while removing the unfinished object: {second}")
+        error.add_note(f"while removing the unfinished {what}: {second}")
 
 
 class Backend(Protocol):

@@ -1,13 +1,13 @@
 """A bounded cache of remote data on a local disk, shared by the processes of a machine."""
 
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from storage.cache_block import Block, BlockPart, file_bytes, read_block, write_block
+from storage.cache_block import Block, BlockPart, file_bytes, write_block
+from storage.cache_open import OPEN_BLOCKS, OpenBlock
 from storage.cache_space import Space
 from storage.errors import BadRequest, classify
 from storage.file_lock import locked
@@ -18,8 +18,6 @@ __all__ = ["BlockCache"]
 _FETCH_TIMEOUT_S: Final = 30.0
 """Longest wait for another process that fetches the same block; then it is fetched twice."""
 
-_TOUCH_AFTER_NS: Final = 10**9  # finer than that, the order of last use is not worth a change of the inode
-
 
 class BlockCache:
     """Blocks of remote objects in a local directory.
@@ -29,9 +27,12 @@ class BlockCache:
     ``max_bytes``. When room is wanted, the blocks that were not read for longest go.
 
     The cache never makes a read fail and never gives wrong bytes. Each block names the exact version of the object
-    that it came from, is verified by digest whenever it is read, and is fetched again if it is missing, damaged or
-    unreadable. Killing a process or cutting the power at any time leaves nothing to repair. A full disk or a read-only
-    directory only means that blocks are not kept. The directory may be removed at any time.
+    that it came from, is verified by digest when a process first reads it, and is fetched again if it is missing,
+    damaged or unreadable. Killing a process or cutting the power at any time leaves nothing to repair. A full disk or
+    a read-only directory only means that blocks are not kept. The directory may be removed at any time.
+
+    Of the blocks read last a process keeps up to 128 files open and does not verify again what it verified through
+    them; ``storage.cache_open`` says what that means and why it is safe. ``release`` closes them.
 
     Args:
         directory: On a local disk; made if missing.
@@ -81,25 +82,30 @@ class BlockCache:
         """Bytes that the files of the cache take now (counts them)."""
         return self._space.count()
 
-    def load(self, part: BlockPart) -> bool:
-        """Read a part of a block if it is here and sound; otherwise ``part.into`` is undefined."""
-        path = self._space.path(part.block.identity.hex())
+    def release(self) -> None:
+        """Close the files of the cache that this process has open, for example to unmount its disk.
+
+        The cache stays usable: what is read again is opened and verified again.
+        """
+        OPEN_BLOCKS.drop_below(str(self._root))
+
+    def load(self, *parts: BlockPart) -> bool:
+        """Read parts of one block if it is here and sound; otherwise their memory is undefined."""
+        block = parts[0].block
+        path = self._space.path(block.name)
+        held = OPEN_BLOCKS.get(path)
+        if held is not None:
+            if _read(held, parts):
+                return True
+            OPEN_BLOCKS.drop(path, held)  # evicted, replaced or written to
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            opened = OpenBlock(path, block)
         except OSError:
             return False
-        try:
-            with span("storage.cache_hit", path=part.block.url, num_bytes=part.into.nbytes) as current:
-                if read_block(fd, part):
-                    _touch(fd)
-                    return True
-                current.annotate(damaged=True, num_bytes=0)
-        except OSError:
-            pass  # cannot be read: as good as damaged
-        finally:
-            os.close(fd)
-        with suppress(OSError):
-            os.unlink(path)  # noqa: PTH108 - text, as above
+        if _read(opened, parts):
+            OPEN_BLOCKS.keep(path, opened)
+            return True
+        self._space.remove(block.name)
         return False
 
     def store(self, block: Block, data: memoryview) -> None:
@@ -112,7 +118,7 @@ class BlockCache:
             fd, path = made
             try:
                 write_block(fd, block, data)
-                self._space.publish(path, block.identity.hex())
+                self._space.publish(path, block.name)
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
@@ -124,12 +130,17 @@ class BlockCache:
         """Held while a block is fetched and stored, so that others wait for it instead of fetching it too."""
         with suppress(OSError):
             self._locks.mkdir(parents=True, exist_ok=True)
-        with locked(self._locks / block.identity.hex()[:3], _FETCH_TIMEOUT_S):
+        with locked(self._locks / block.name[:3], _FETCH_TIMEOUT_S):
             yield
 
 
-def _touch(fd: int) -> None:
-    now = time.time_ns()
-    if now - os.fstat(fd).st_mtime_ns > _TOUCH_AFTER_NS:
-        with suppress(OSError):  # a read-only file system, or another user's file
-            os.utime(fd, ns=(now, now))
+def _read(opened: OpenBlock, parts: Sequence[BlockPart]) -> bool:
+    num_bytes = sum(part.into.nbytes for part in parts)
+    try:
+        with span("storage.cache_hit", path=parts[0].block.url, num_bytes=num_bytes) as current:
+            if opened.read(parts):
+                return True
+            current.annotate(usable=False, num_bytes=0)
+    except OSError:
+        pass  # cannot be read: as good as damaged
+    return False

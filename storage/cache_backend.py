@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,8 +12,11 @@ from storage.cache import BlockCache
 from storage.cache_block import Version
 from storage.cache_reader import CacheReader, OneVersion, strong_tag
 from storage.errors import StorageError
+from storage.local import LocalBackend
+from storage.parallel import run_all
 from storage.paths import join
 from storage.range_file import open_ranges
+from storage.range_jobs import gather
 
 __all__ = ["CachedBackend", "cached_backend"]
 
@@ -55,6 +60,29 @@ class CachedBackend:
     def read_range(self, wanted: RangeRead) -> int:
         """From the cache; missing blocks one by one."""
         return self._reader.read_range(join(self._root, wanted.path), wanted.start, wanted.into)
+
+    def read_here(self, wanted: Sequence[RangeRead]) -> list[RangeRead]:
+        """Read in parallel what is here already, without asking the server.
+
+        Returns:
+            The parts that are missing, each of one block; the others are done.
+        """
+        missing: list[RangeRead] = []
+
+        def read(parts: Sequence[RangeRead]) -> None:
+            for (path, _), of_block in groupby(parts, self._block_of):
+                group = list(of_block)
+                if not self._reader.read_here(join(self._root, path), group):
+                    missing.extend(group)
+
+        # In order, so that those of one block are read one after the other and its file is looked at once.
+        parts = sorted(chain.from_iterable(map(self._blocks_of, wanted)), key=self._block_of)
+        jobs = gather(parts, LocalBackend.range_bytes, LocalBackend.ranges_per_call)
+        if len(jobs) == 1:
+            read(jobs[0])
+        else:
+            run_all([partial(read, job) for job in jobs], "ranges from the cache")
+        return missing
 
     def write(self, path: str, views: Sequence[memoryview]) -> None:
         """To the backend only."""
@@ -113,6 +141,20 @@ class CachedBackend:
     def classify(self, error: BaseException, path: str) -> StorageError | None:
         """As the backend does."""
         return self._backend.classify(error, path)
+
+    def _blocks_of(self, wanted: RangeRead) -> Iterator[RangeRead]:
+        """Cut a range at the borders of blocks."""
+        num_bytes = wanted.into.nbytes
+        begin, end = 0, self.range_bytes - wanted.start % self.range_bytes
+        if num_bytes <= end:
+            yield wanted
+            return
+        while begin < num_bytes:
+            yield wanted.part(begin, end - begin)
+            begin, end = end, end + self.range_bytes
+
+    def _block_of(self, part: RangeRead) -> tuple[str, int]:
+        return part.path, part.start // self.range_bytes
 
     @contextmanager
     def _changing(self, path: str) -> Iterator[None]:

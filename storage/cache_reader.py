@@ -3,7 +3,7 @@
 import io
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from storage.backend import FileStat, RangeRead
@@ -75,10 +75,8 @@ class CacheReader:
 
     def version(self, path: str) -> Version | None:
         """The version to read now, asked of the server unless it was within ``recheck_s``; None: cannot be cached."""
-        known = self._known.get(path)
-        if known is not None and time.monotonic() - known[1] < self._cache.recheck_s:
-            return known[0]
-        return self._look_up(path)
+        known = self._trusted(path)
+        return self._look_up(path) if known is None else known[0]
 
     def forget(self, path: str | None = None) -> None:
         """Ask the server next time, because this object (None: any) was written or removed."""
@@ -92,6 +90,16 @@ class CacheReader:
         """Ask the server every time from now on: it is written by something that does not say when it is done."""
         self._volatile.add(path)
         self.forget(path)
+
+    def read_here(self, path: str, wanted: Sequence[RangeRead]) -> bool:
+        """Read ranges that lie in one block of an object if that takes no request; else they are undefined."""
+        known = self._trusted(path)
+        if known is None or known[0] is None or max(one.end for one in wanted) > known[0].size:
+            return False
+        block_bytes = self._cache.block_bytes
+        return self._cache.load(
+            *(part for one in wanted for part in parts_of(known[0], block_bytes, one.start, one.into))
+        )
 
     def read_range(self, path: str, start: int, into: memoryview) -> int:
         """Fill ``into`` from offset ``start``; return how many bytes the object has of it."""
@@ -131,6 +139,10 @@ class CacheReader:
     def classify(self, error: BaseException, path: str) -> StorageError | None:
         """As the source does."""
         return self._source.classify(error, path)
+
+    def _trusted(self, path: str) -> tuple[Version | None, float] | None:
+        known = self._known.get(path)
+        return known if known is not None and time.monotonic() - known[1] < self._cache.recheck_s else None
 
     def _look_up(self, path: str) -> Version | None:
         last_change, asked_s = self._last_change, time.monotonic()

@@ -8,7 +8,8 @@
 
 Room is booked before a file is made and given back only by counting, so whatever is killed whenever, the count errs
 on the high side, and the next eviction puts it right. What a power cut leaves behind is counted afresh, because
-the boot id differs.
+the boot id differs. A finished file is emptied before it loses its name, so that its room is free at once though other
+processes may have it open; when a file was last used is its time of access, set by those who read it.
 """
 
 import fcntl
@@ -97,7 +98,13 @@ class Space:
         """Give a filled file its name, in place of any of that name."""
         target = Path(self.path(name))
         target.parent.mkdir(parents=True, exist_ok=True)
+        _empty(target)
         path.rename(target)
+
+    def remove(self, name: str) -> None:
+        """Remove a finished file if it is there and can be removed."""
+        with suppress(OSError):
+            _remove(Path(self.path(name)))
 
     def count(self) -> int:
         """Bytes that all files take now."""
@@ -117,7 +124,7 @@ class Space:
         for file in sorted(finished, key=lambda file: file.used_ns):
             if used <= goal:
                 break
-            file.path.unlink(missing_ok=True)
+            _remove(file.path)
             used -= file.num_bytes
         return used
 
@@ -136,7 +143,7 @@ def _files(directory: Path) -> Iterator[_File]:
             facts = entry.stat(follow_symlinks=False)
             yield _File(
                 inode=facts.st_ino,
-                used_ns=facts.st_mtime_ns,
+                used_ns=facts.st_atime_ns,
                 num_bytes=_allocated(facts.st_size),
                 path=Path(entry.path),
             )
@@ -152,6 +159,17 @@ def _entries(directory: Path) -> "list[os.DirEntry[str]]":
             return list(entries)
     except FileNotFoundError:
         return []
+
+
+def _remove(path: Path) -> None:
+    _empty(path)
+    path.unlink(missing_ok=True)
+
+
+def _empty(path: Path) -> None:
+    """Give back the room of a file that is about to lose its name, also if a process has it open."""
+    with suppress(OSError):
+        os.truncate(path, 0)
 
 
 def _remove_if_abandoned(path: Path) -> None:

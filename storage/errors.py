@@ -158,7 +158,7 @@ def classify(error: BaseException, path: str) -> StorageError | None:
 def from_http_status(status: int, path: str, reason: str) -> StorageError:
     """Classify an HTTP error status (>= 400) that says nothing more precise."""
     if status in (401, 403):
-        return PermissionDenied(path, reason)
+        return PermissionDenied(path, f"{reason}: check the credentials, and what they allow")
     if status in (404, 410):
         return NotFound(path, reason)
     if status == 412:

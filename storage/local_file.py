@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from storage.local_space import require_space, reserve_on_disk
 from storage.paths import new_hidden_name
 
-__all__ = ["NewFile", "sync_dir"]
+__all__ = ["NewFile", "pread_into", "pwrite_all", "sync_dir"]
 
 _MAX_BUFFERS_PER_CALL: Final = 1024  # IOV_MAX
 
@@ -33,25 +34,30 @@ class NewFile:
 
     def __init__(self, target: Path, *, expected_bytes: int = 0, reserved_bytes: int = 0) -> None:
         _make_dirs(target.parent)
-        _require_space(target.parent, expected_bytes)
+        require_space(target.parent, expected_bytes)
         self._target = target
         self._hidden: Path | None = target.parent / new_hidden_name()
         self._fd: int | None = os.open(
             self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
         )
         self._end = reserved_bytes
+        try:
+            reserve_on_disk(self._fd, expected_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, views: Sequence[memoryview]) -> None:
         """Write after what was appended before, straight from the given memory."""
         assert self._fd is not None
         for first in range(0, len(views), _MAX_BUFFERS_PER_CALL):
-            self._end = _pwrite_all(self._fd, views[first : first + _MAX_BUFFERS_PER_CALL], self._end)
+            self._end = pwrite_all(self._fd, views[first : first + _MAX_BUFFERS_PER_CALL], self._end)
 
     def put_reserved(self, header: bytes) -> None:
         """Fill the reserved room."""
         if header:
             assert self._fd is not None
-            _pwrite_all(self._fd, [memoryview(header)], 0)
+            pwrite_all(self._fd, [memoryview(header)], 0)
 
     def replace(self) -> None:
         """Make it durable and give it its name, in place of any file of that name.
@@ -111,25 +117,18 @@ def sync_dir(directory: Path) -> None:
         os.close(fd)
 
 
-def _make_dirs(directory: Path) -> None:
-    """Make a directory and its parents; each new name is durable."""
-    if directory.is_dir():
-        return
-    _make_dirs(directory.parent)
-    directory.mkdir(exist_ok=True)
-    sync_dir(directory.parent)
+def pread_into(fd: int, into: memoryview, offset: int) -> int:
+    """Fill flat memory from an offset; return how many bytes the file had of it."""
+    num_read = os.preadv(fd, [into], offset)
+    while 0 < num_read < into.nbytes:
+        got = os.preadv(fd, [into[num_read:]], offset + num_read)
+        if not got:
+            break
+        num_read += got
+    return num_read
 
 
-def _require_space(directory: Path, num_bytes: int) -> None:
-    if not num_bytes:
-        return
-    disk = os.statvfs(directory)
-    free_bytes = disk.f_bavail * disk.f_frsize
-    if disk.f_blocks and num_bytes > free_bytes:  # some network file systems report no sizes at all
-        raise OSError(errno.ENOSPC, f"{num_bytes} bytes to write, {free_bytes} free: make room")
-
-
-def _pwrite_all(fd: int, views: Sequence[memoryview], offset: int) -> int:
+def pwrite_all(fd: int, views: Sequence[memoryview], offset: int) -> int:
     """Write views one after another at an offset; return the offset after them."""
     pending = list(views)
     while pending:
@@ -140,3 +139,12 @@ def _pwrite_all(fd: int, views: Sequence[memoryview], offset: int) -> int:
         if num_written:
             pending[0] = pending[0][num_written:]
     return offset
+
+
+def _make_dirs(directory: Path) -> None:
+    """Make a directory and its parents; each new name is durable."""
+    if directory.is_dir():
+        return
+    _make_dirs(directory.parent)
+    directory.mkdir(exist_ok=True)
+    sync_dir(directory.parent)

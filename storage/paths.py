@@ -30,6 +30,7 @@ __all__ = [
 
 _HIDDEN: Final = re.compile(r"\.storage-[0-9a-f]{32}\.tmp")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ONE_SLASH: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
 _LOCAL_SCHEMES: Final = ("file://", "local://")
 
 
@@ -45,12 +46,14 @@ def check_prefix(path: str) -> str:
     if path.startswith("/"):
         raise UnsafePath(f"path {path!r} is absolute: give it relative to the store")
     if "\0" in path or "\\" in path:
-        raise UnsafePath(f"path {path!r} contains a NUL or a backslash")
+        raise UnsafePath(f"path {path!r} contains a NUL or a backslash: put '/' between its parts")
     for part in trimmed.split("/"):
         if part in ("", ".", ".."):
             raise UnsafePath(f"path {path!r} contains {part!r}: write it without '.', '..' and '//'")
         if is_hidden(part):
-            raise UnsafePath(f"path {path!r} contains {part!r}, a name reserved for unfinished writes")
+            raise UnsafePath(
+                f"path {path!r} contains {part!r}, a name reserved for unfinished writes: choose another"
+            )
     return trimmed
 
 
@@ -101,13 +104,17 @@ def normalise_url(url: str | os.PathLike[str]) -> str:
     """The form of a URL that this package shows: absolute path if local, else without a trailing ``/``.
 
     Raises:
-        UnsupportedURL: Empty, or a chain of file systems (``a::b``).
+        UnsupportedURL: Empty, a chain of file systems (``a::b``), or a scheme with one slash (``s3:/b``).
     """
     text = os.fspath(url)
     if not text:
         raise UnsupportedURL("the URL is empty: give a path, or scheme://...")
     if "::" in text:
         raise UnsupportedURL(f"URL {text!r} chains file systems ('::'): name the innermost one")
+    if typed := _ONE_SLASH.match(text):
+        scheme, rest = typed.groups()
+        meant = f"{scheme}://{'/' if f'{scheme}://' in _LOCAL_SCHEMES else ''}{rest}"
+        raise UnsupportedURL(f"URL {text!r} has one slash: write {meant} (or ./{text} for a local path)")
     if is_local(text):
         return str(local_root(text))
     scheme, _, rest = text.partition("://")

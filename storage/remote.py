@@ -1,6 +1,7 @@
 """Finding the driver of a remote URL."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final, cast
 
 from storage.backend import Backend
@@ -12,6 +13,7 @@ __all__ = ["classify_of", "open_filesystem", "open_remote"]
 
 _S3_SCHEMES: Final = ("s3", "s3a")
 _ENGINES: Final = ("obstore", "s3fs")
+_COMMON: Final = "s3://, gs://, az://, hf:// and memory://"
 _ONE_ATTEMPT: Final = {"connect_timeout": 10, "retries": {"total_max_attempts": 1}}
 
 
@@ -39,13 +41,34 @@ def open_filesystem(url: str, storage_options: dict[str, object]) -> tuple[Any, 
     try:
         filesystem, path = url_to_fs(url, **storage_options)
     except ImportError as error:
-        raise UnsupportedURL(f"{url}: no driver for {scheme}://: {error}") from error
+        raise UnsupportedURL(f"{url}: no driver for {scheme}://: {_how_to_install(scheme, error)}") from error
     except (ValueError, TypeError) as error:
-        known = ", ".join(sorted(fsspec.available_protocols()))
-        raise UnsupportedURL(f"{url}: cannot open {scheme}://: {error}; known schemes: {known}") from error
+        if scheme in fsspec.available_protocols():
+            raise UnsupportedURL(f"{url}: cannot open {scheme}://: {error}") from error
+        raise UnsupportedURL(
+            f"{url}: {scheme}:// is unknown{_meant(scheme, fsspec.available_protocols())}: give a path or one of the "
+            f"known schemes, such as {_COMMON}, or install the fsspec driver that registers it"
+        ) from error
+    except OSError as error:  # a driver that connects when it is made
+        classified = classify(error, url)
+        assert classified is not None
+        raise classified from error
     if scheme in _S3_SCHEMES:
         filesystem.retries = 1  # attempts of s3fs itself
     return filesystem, path
+
+
+def _how_to_install(scheme: str, error: ImportError) -> str:
+    """What to do about a driver that cannot be imported."""
+    from fsspec.registry import known_implementations
+
+    package = known_implementations[scheme]["class"].partition(".")[0].replace("_", "-")
+    return str(error) if package == "fsspec" else f"pip install {package}"
+
+
+def _meant(scheme: str, known: Sequence[str]) -> str:
+    close = get_close_matches(scheme.lower(), known, n=1)
+    return f" (is it {close[0]}://?)" if close else ""
 
 
 def classify_of(url: str) -> Callable[[BaseException, str], StorageError | None]:

@@ -232,4 +232,5 @@ def num_retries() -> int:
 def _last(error: StorageError, number: int, spent_s: float) -> StorageError:
     if number == 1:
         return error
-    return type(error)(error.path, f"{error.reason} (tried {number} times in {spent_s:.1f} s)")
+    remedy = ": check that the server is up and its address right" if isinstance(error, Transient) else ""
+    return type(error)(error.path, f"{error.reason} (tried {number} times in {spent_s:.1f} s){remedy}")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, BinaryIO
 from storage.backend import Backend, FileStat, RangeRead
 from storage.buffers import Data, as_views, num_bytes_of, writable_view
 from storage.cache import BlockCache
-from storage.cache_backend import cached_backend
-from storage.coalescing import Run, coalesce
+from storage.cache_backend import CachedBackend, cached_backend
+from storage.coalescing import Run
 from storage.errors import BadRequest, Corrupt, UnsafePath
 from storage.local import LocalBackend
 from storage.parallel import run_all
 from storage.paths import byte_order, check_object, check_prefix, is_local, join, local_root, normalise_url
+from storage.range_jobs import jobs_of
 from storage.retry import DEFAULT_POLICY, Retrier, RetryPolicy, num_retries
 from storage.retrying import RetryingBackend
 from storage.spans import SpanHandle, span
@@ -104,10 +105,12 @@ class Store:
             for (path, start, _), view in zip(ranges, views, strict=True)
             if view.nbytes
         ]
-        jobs = _jobs(wanted, self._backend.range_bytes, self._backend.ranges_per_call)
         with span(
             "storage.read_ranges", path=self._url, num_bytes=num_bytes_of(views), num_ranges=len(ranges)
         ) as current:
+            if isinstance(self._backend, CachedBackend):
+                wanted = self._backend.read_here(wanted)
+            jobs = jobs_of(wanted, self._backend.range_bytes, self._backend.ranges_per_call)
             if len(jobs) == 1:
                 self._read_job(jobs[0], current)
             else:
@@ -308,22 +311,3 @@ def _destinations(
         buffer = bytearray(end - start) if into is None else into[index]
         views.append(writable_view(buffer, end - start))
     return views
-
-
-def _jobs(wanted: Sequence[RangeRead], range_bytes: int, ranges_per_call: int) -> list[list[Run]]:
-    """Cut long ranges and gather short ones, so that each job is worth a thread and none is long."""
-    parts = [
-        one.part(begin, range_bytes) for one in wanted for begin in range(0, one.into.nbytes, range_bytes)
-    ]
-    if ranges_per_call == 1:
-        return [[run] for run in coalesce(parts, range_bytes)]
-    jobs: list[list[Run]] = []
-    room_bytes = room_ranges = 0
-    for part in parts:
-        if part.into.nbytes > room_bytes or not room_ranges:
-            jobs.append([])
-            room_bytes, room_ranges = range_bytes, ranges_per_call
-        jobs[-1].append(Run(whole=part, members=(part,)))
-        room_bytes -= part.into.nbytes
-        room_ranges -= 1
-    return jobs

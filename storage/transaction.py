@@ -20,6 +20,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from storage.backend import give_up
 from storage.buffers import Data, as_views, num_bytes_of, readable_view
 from storage.errors import AlreadyExists, BadRequest, NoSpace, PermissionDenied, StorageError, Unsupported
 from storage.paths import check_object
@@ -35,7 +36,7 @@ from storage.tree import (
     read_marker,
     remove_attempt,
 )
-from storage.writer import Writer
+from storage.writer import Closing, Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -173,18 +174,14 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            if not self._finished:
-                try:
-                    self.commit()
-                except BadRequest:
-                    self.abort()
-                    raise
-            return
-        try:
-            self.abort()
-        except Exception as second:
-            error.add_note(f"while removing the unfinished tree: {second}")
+        if error is not None:
+            give_up(self, error, "tree")
+        elif not self._finished:
+            try:
+                self.commit()
+            except BadRequest:
+                self.abort()
+                raise
 
     def _was_committed(self, error: BaseException) -> bool:
         """Whether a commit that raised ``error`` succeeded all the same; if it surely did not, remove its files."""
@@ -234,7 +231,7 @@ class Transaction:
             raise BadRequest(f"{self._store.url}: this transaction is over: begin a new one")
 
 
-class TransactionWriter:
+class TransactionWriter(Closing):
     """One file of a transaction being streamed; made by ``Transaction.writer``, used like ``Writer``."""
 
     def __init__(self, transaction: Transaction, path: str, writer: Writer, header_bytes: int) -> None:
@@ -288,20 +285,6 @@ class TransactionWriter:
             self._over = True
             self._transaction._give_back(self._path)
             self._writer.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.abort()
-        except Exception as second:
-            error.add_note(f"while removing the unfinished object: {second}")
 
 
 def remove_uncommitted(store: Store) -> list[str]:

@@ -1,5 +1,6 @@
 """Streaming one object into a store, with a header that is known only at the end."""
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -11,10 +12,33 @@ from storage.spans import span
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Writer"]
+__all__ = ["Closing", "Writer"]
 
 
-class Writer:
+class Closing(ABC):
+    """What a ``with`` block finishes when it is left normally and gives up when it is left by an exception."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Remove everything stored so far."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            give_up(self, error)
+
+
+class Writer(Closing):
     """One object being written; made by ``Store.writer``.
 
     Nothing is visible until ``close``. Leaving a ``with`` block normally closes, leaving it by an exception aborts.
@@ -96,19 +120,6 @@ class Writer:
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        sink, self._sink = self._sink, None
-        if sink is not None:
-            give_up(sink, error)
 
     def _open_sink(self) -> Sink:
         if self._sink is None:

@@ -1,10 +1,13 @@
-"""Servers that storage tests share, and the table of what faults led to."""
+"""What storage tests share: a server, a proxy in front of it, recording; and the table of what faults led to."""
 
 from collections import defaultdict
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
+from storage import start_recording, stop_recording
+from tests.storage.proxy import FaultProxy, fault_proxy
 from tests.storage.seaweed import S3Server, s3_server
 
 
@@ -13,6 +16,22 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One real S3 server for the whole run."""
     with s3_server(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    """A proxy in front of that server, which does as it is told."""
+    address = urlsplit(s3.endpoint_url)
+    with fault_proxy(str(address.hostname), int(address.port or 80)) as running:
+        yield running
+
+
+@pytest.fixture
+def recording() -> Iterator[None]:
+    """Spans are recorded during the test."""
+    start_recording()
+    yield
+    stop_recording()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

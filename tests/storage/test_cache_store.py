@@ -1,8 +1,8 @@
 """A store that reads through the cache, against a real S3 server."""
 
 import pickle
+import random
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,8 +17,6 @@ from storage import (
     Span,
     Store,
     drain,
-    start_recording,
-    stop_recording,
 )
 from tests.storage.conformance import MIB, BackendConformance, content
 from tests.storage.seaweed import S3Server
@@ -32,13 +30,6 @@ def cache(tmp_path: Path) -> BlockCache:
 @pytest.fixture
 def store(s3: S3Server, cache: BlockCache) -> Store:
     return Store(f"s3://{s3.bucket}/{uuid.uuid4().hex}/", s3.storage_options, cache=cache)
-
-
-@pytest.fixture
-def recording() -> Iterator[None]:
-    start_recording()
-    yield
-    stop_recording()
 
 
 class TestCachedS3(BackendConformance):
@@ -63,6 +54,43 @@ def test_bytes_cross_the_network_once(store: Store, s3: S3Server, cache: BlockCa
     other = Store(store.url, s3.storage_options, cache=cache)
     assert other.read("x") == data
     assert num_bytes_of(drain(), "storage.cache_hit") == len(data)
+
+
+@pytest.mark.usefixtures("recording")
+def test_what_is_here_and_what_is_missing_in_one_call(store: Store, cache: BlockCache) -> None:
+    """Ranges of several objects, some of whose blocks are here, in any order and across borders."""
+    dice = random.Random(3)
+    contents = {"a": content(20 * MIB + 5, 1), "b": content(9 * MIB, 2), "empty": b""}
+    for path, data in contents.items():
+        store.write(path, data)
+        store.read(path)
+    blocks = sorted(path for path in (cache._root / "blocks").rglob("*") if path.is_file())
+    for path in dice.sample(blocks, 4):
+        path.unlink()
+    wanted = [("empty", 0, 0)]
+    for _ in range(120):
+        path = dice.choice("ab")
+        start = dice.randrange(len(contents[path]))
+        longest = dice.choice([10, 70_000, 5 * MIB])
+        wanted.append((path, start, min(len(contents[path]), start + dice.randrange(longest))))
+    drain()
+    views = store.read_ranges(wanted)
+    assert all(
+        view == contents[path][start:end] for view, (path, start, end) in zip(views, wanted, strict=True)
+    )
+    spans = drain()
+    missing = [one.attributes["num_bytes"] for one in spans if one.name == "storage.cache_miss"]
+    assert len(missing) == 4, "each of them once"
+    assert num_bytes_of(spans, "storage.cache_hit") > 30 * MIB
+
+
+def test_a_range_beyond_the_end_of_what_is_here_is_named(store: Store) -> None:
+    store.write("x", content(5 * MIB))
+    store.read("x")
+    with pytest.raises(
+        Corrupt, match=rf"/x: bytes {4 * MIB}..{6 * MIB} wanted, the object ends at {5 * MIB}"
+    ):
+        store.read_ranges([("x", 0, 10), ("x", 1, 6 * MIB)])
 
 
 @pytest.mark.usefixtures("recording")

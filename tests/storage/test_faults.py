@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -28,11 +27,10 @@ from storage import (
     Throttled,
     Transient,
     drain,
-    start_recording,
-    stop_recording,
 )
+from tests.storage.disks import tmpfs
 from tests.storage.operations import OPERATIONS, PART_BYTES, Operation, visible_is_whole
-from tests.storage.proxy import Fault, FaultProxy, fault_proxy
+from tests.storage.proxy import Fault, FaultProxy
 from tests.storage.seaweed import S3Server
 from tests.storage.uploads import abort_uploads, unfinished_uploads
 
@@ -68,13 +66,6 @@ FOR_EVER: dict[str, tuple[RetryPolicy, type[StorageError]]] = {
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.s3_upload, "FIRST_PART_BYTES", PART_BYTES)
-
-
-@pytest.fixture(scope="module")
-def proxy(s3: S3Server) -> Iterator[FaultProxy]:
-    address = urlsplit(s3.endpoint_url)
-    with fault_proxy(str(address.hostname), int(address.port or 80)) as running:
-        yield running
 
 
 @pytest.fixture
@@ -279,6 +270,7 @@ def test_an_upload_that_is_gone_is_no_success(proxy: FaultProxy, s3: S3Server, d
     assert visible_is_whole(direct)
 
 
+@pytest.mark.usefixtures("recording")
 def test_full_speed_at_once_when_throttling_ends(proxy: FaultProxy, s3: S3Server, direct: Store) -> None:
     store = behind(proxy, s3, direct, "obstore", PATIENT)
     ranges = [(f"small/{number}", 0, 5) for number in range(12)]
@@ -286,16 +278,12 @@ def test_full_speed_at_once_when_throttling_ends(proxy: FaultProxy, s3: S3Server
         direct.write(path, b"12345")
     proxy.heal()
     proxy.inject(Fault(kind="error", status=503, code="SlowDown", times=24))
-    start_recording()
-    try:
-        throttled = store.read_ranges(ranges)
-        spans = drain()
-        assert proxy.num_requests == len(ranges) + 24
-        at_once = store.read_ranges(ranges)
-        assert proxy.num_requests == 2 * len(ranges) + 24
-        [only] = drain()
-    finally:
-        stop_recording()
+    throttled = store.read_ranges(ranges)
+    spans = drain()
+    assert proxy.num_requests == len(ranges) + 24
+    at_once = store.read_ranges(ranges)
+    assert proxy.num_requests == 2 * len(ranges) + 24
+    [only] = drain()
     assert throttled == at_once
     waits = [one for one in spans if one.name == "storage.backoff"]
     assert {one.attributes["cause"] for one in waits} == {"Throttled"}
@@ -343,12 +331,7 @@ def sick_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
     """A real file system with something wrong."""
     name = request.param
     options, _ = DISKS[name]
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(mount)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    try:
+    with tmpfs(tmp_path / "disk", options) as mount:
         store = Store(mount / "root", retry=BRIEF)
         Operation.prepare(store)
         if name == "disk full":
@@ -359,8 +342,6 @@ def sick_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
         else:
             subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
         yield name, store
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 @pytest.mark.parametrize("operation", LOCAL, ids=[one.name for one in LOCAL])

@@ -1,5 +1,6 @@
 """The local backend: conformance, and what only a local disk has."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from storage import AlreadyExists, BadRequest, NoSpace, NotFound, PermissionDenied, Store, UnsafePath
+from storage.local_file import NewFile
+from storage.local_space import reserve_space
 from tests.storage.conformance import MIB, BackendConformance, content
+from tests.storage.disks import tmpfs
 
 HIDDEN = f".storage-{'0' * 32}.tmp"
 
@@ -116,13 +120,8 @@ def test_a_file_without_permission(store: Store) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with tmpfs(tmp_path / "disk", "size=8m") as mount:
+        yield mount
 
 
 def test_a_full_disk_is_reported_and_nothing_is_left(small_disk: Path) -> None:
@@ -138,6 +137,43 @@ def test_a_full_disk_is_reported_and_nothing_is_left(small_disk: Path) -> None:
     assert [path.name for path in small_disk.iterdir()] == ["kept"]
     assert store.read("kept") == content(MIB)
     store.write("fits", content(5 * MIB))
+
+
+def test_room_for_a_file_of_known_size_is_taken_before_its_first_byte(small_disk: Path) -> None:
+    """Of two writers that each would fit alone the second is refused, and the first finishes."""
+    with (
+        (small_disk / "first").open("wb", buffering=0) as first,
+        (small_disk / "second").open("wb") as second,
+    ):
+        reserve_space(first.fileno(), 5 * MIB)
+        before = os.statvfs(small_disk).f_bavail
+        with pytest.raises(OSError, match="5242880 bytes to write, and no room for them") as caught:
+            reserve_space(second.fileno(), 5 * MIB)
+        assert caught.value.errno == errno.ENOSPC
+        assert os.statvfs(small_disk).f_bavail == before, "nothing is left of what was refused"
+        with pytest.raises(NoSpace, match="5242880 bytes to write"):
+            Store(small_disk).write("third", content(5 * MIB))
+        assert first.write(content(5 * MIB)) == 5 * MIB
+
+
+def test_on_a_disk_room_is_taken_before_the_first_byte(tmp_path: Path) -> None:
+    if not os.major(tmp_path.stat().st_dev):
+        pytest.skip("the directory for tests does not lie on a disk")
+    with NewFile(tmp_path / "x", expected_bytes=3 * MIB) as file:
+        [hidden] = tmp_path.iterdir()
+        assert hidden.stat().st_blocks * 512 >= 3 * MIB
+        file.append([memoryview(content(3 * MIB))])
+        file.replace()
+    assert (tmp_path / "x").read_bytes() == content(3 * MIB)
+
+
+def test_where_room_cannot_be_taken_the_write_goes_on() -> None:
+    reader, writer = os.pipe()  # knows no blocks, as some file systems
+    try:
+        reserve_space(writer, MIB)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_threads_of_a_parent_do_not_matter_after_fork(store: Store) -> None:

@@ -28,16 +28,6 @@ def test_the_root_of_memory(store: Store) -> None:
     assert root.local_path("a/b") is None
 
 
-def test_an_unknown_scheme_names_the_known_ones() -> None:
-    with pytest.raises(UnsupportedURL, match=r"nosuch://.*known schemes.*s3"):
-        Store("nosuch://x")
-
-
-def test_a_scheme_without_its_driver_says_what_to_install() -> None:
-    with pytest.raises(UnsupportedURL, match="adlfs"):
-        Store("abfs://container/x")
-
-
 def test_chains_are_refused() -> None:
     with pytest.raises(UnsupportedURL, match="chains"):
         Store("simplecache::memory://x")

@@ -23,8 +23,6 @@ from storage import (
     Throttled,
     Transient,
     drain,
-    start_recording,
-    stop_recording,
 )
 from storage.backend import Backend
 from storage.local import LocalBackend
@@ -245,16 +243,13 @@ def test_a_budget_gives_what_it_says(pauses: list[float], burst: int, per_s: flo
         assert number <= burst + per_s * when + 1e-6
 
 
+@pytest.mark.usefixtures("recording")
 def test_retries_are_counted_and_seen_as_spans() -> None:
     clock = Clock()
     driver = Driver(Throttled, 2, clock)
     before = num_retries()
-    start_recording()
-    try:
-        retrier(clock, RetryPolicy()).call(driver, "x", driver.classify)
-        spans = drain()
-    finally:
-        stop_recording()
+    retrier(clock, RetryPolicy()).call(driver, "x", driver.classify)
+    spans = drain()
     assert num_retries() - before == 2
     assert [(one.name, one.attributes["attempt"], one.attributes["cause"]) for one in spans] == [
         ("storage.backoff", 1, "Throttled"),
