@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,12 @@ class InMemorySource:
             digest = xxhash.xxh3_128_hexdigest(_ipc_bytes(table))
             self._tables.append(table)
             self.files.append(
-                FileEntry(path=path, url=f"{name}:{path}", size=int(table.nbytes), digest=digest)
+                FileEntry(
+                    path=path,
+                    url=f"{name}:{path}",
+                    size=int(table.nbytes),
+                    find_digest=partial(str, digest),
+                )
             )
         listed = "".join(f"{entry.path}\0{entry.digest}\0" for entry in self.files)
         self.fingerprint = xxhash.xxh3_128_hexdigest(f"memory {block_rows}\0{listed}".encode())
@@ -57,6 +63,15 @@ class InMemorySource:
         row_ids = self.row_ids(file, block)
         table = self._tables[file].slice(block * self._block_rows, len(row_ids))
         return TableBlock(table if columns is None else table.select(list(columns)), row_ids)
+
+    def num_rows(self, file: int) -> int:
+        """Rows of a file."""
+        return int(self._tables[file].num_rows)
+
+    def read_rows(self, file: int, rows: np.ndarray, columns: Iterable[str] | None = None) -> TableBlock:
+        """Some rows by number."""
+        table = self._tables[file] if columns is None else self._tables[file].select(list(columns))
+        return TableBlock(table.take(pa.array(rows)), rows)
 
     def row_ids(self, file: int, block: int) -> np.ndarray:
         """``int64[rows]``: the number of each row in its file."""

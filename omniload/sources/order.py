@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import xxhash
@@ -16,6 +16,10 @@ import xxhash
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _ROUNDS = 4
+
+Shuffle: TypeAlias = Literal["none", "window", "global"]
+"""``none``: the order of files, blocks and rows as stored; ``window``: rows permuted in windows of permuted blocks of
+permuted files; ``global``: rows permuted over all files, of formats whose rows can be read one by one."""
 
 
 def key64(*parts: int | str) -> int:
@@ -70,6 +74,19 @@ class Feistel:
             if index < self._size:
                 return index
 
+    def of(self, indices: np.ndarray) -> np.ndarray:
+        """``int64[n]``: images of ``int64[n]`` indices, as calling it on each gives."""
+        images = indices.astype(np.uint64)
+        outside = np.arange(len(images))
+        bits, mask = np.uint64(self._half_bits), np.uint64(self._half_mask)
+        while len(outside):
+            left, right = images[outside] >> bits, images[outside] & mask
+            for key in self._keys:
+                left, right = right, left ^ (mix64(key, right) & mask)
+            images[outside] = left << bits | right
+            outside = outside[images[outside] >= np.uint64(self._size)]
+        return images.astype(np.int64)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
@@ -89,8 +106,8 @@ class Order:
     """Seed of the mixture."""
     name: str
     """Name of the source: two sources over the same files differ in order."""
-    shuffle: Literal["none", "window"]
-    """``none`` is the order of files, blocks and rows as stored."""
+    shuffle: Shuffle
+    """How; see `Shuffle`."""
     window_blocks: int
     """Blocks per window."""
 
@@ -111,6 +128,8 @@ class Order:
             num_files: files of the source.
             num_blocks: blocks of a file as stored; asked only of the files the window touches.
         """
+        if self.shuffle == "global":
+            return self._of_permuted_rows(epoch, block, num_blocks(epoch))
         blocks: list[tuple[int, int]] = []
         file_order = self._permutation(max(num_files, 1), epoch, "files")
         while file < num_files and len(blocks) < self.window_blocks:
@@ -124,13 +143,21 @@ class Order:
                 file, block = file + 1, 0
         return Window(blocks=tuple(blocks), next_start=(file, block) if file < num_files else None)
 
+    def _of_permuted_rows(self, epoch: int, block: int, count: int) -> Window:
+        """Of `omniload.sources.shuffled.ShuffledRows`, where an epoch stands in place of a file."""
+        end = min(block + self.window_blocks, count)
+        return Window(
+            blocks=tuple((epoch, one) for one in range(block, end)),
+            next_start=(0, end) if end < count else None,
+        )
+
     def rows(self, epoch: int, file: int, block: int, size: int) -> np.ndarray | None:
         """Permutation of the rows of the window that starts at (file, block) of the permuted orders.
 
         Returns:
             ``int64[size]``: stored row (counted over the window's blocks) at each position; None for the identity.
         """
-        if self.shuffle == "none":
+        if self.shuffle != "window":
             return None
         key = key64(self.seed, self.name, epoch, "rows", file, block)
         # No two keys of the sort are equal, so any sorting algorithm gives the same permutation.

@@ -32,13 +32,18 @@ class ParquetSource:
     def __init__(self, name: str, listing: Listing) -> None:
         self.name = name
         self.files: Sequence[FileEntry] = listing.files
-        self.fingerprint = listing.fingerprint
+        self._listing = listing
         self._store: Store = listing.store
         self._open: dict[int, pq.ParquetFile] = {}  # least recently used first
         self._starts: dict[
             int, np.ndarray
         ] = {}  # of the open files: first row of each row group, and the end
         self._num_blocks: dict[int, int] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of everything the rows and their order depend on."""
+        return self._listing.fingerprint
 
     def num_blocks(self, file: int) -> int:
         """Row groups of a file."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from omniload.lazy import lazy
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class FileEntry:
     """One file of a source."""
 
@@ -20,8 +22,13 @@ class FileEntry:
     """Full path or URL, for messages."""
     size: int
     """Bytes."""
-    digest: str
-    """Digest of its last bytes, or the server's etag."""
+    find_digest: Callable[[], str] = field(repr=False, compare=False)
+    """Finds `digest`."""
+
+    @lazy
+    def digest(self) -> str:
+        """The server's etag, or a digest of the last bytes, read when asked for; may be empty where files are many."""
+        return self.find_digest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +45,7 @@ Row: TypeAlias = dict[str, Any]
 class RawBlock(Protocol):
     """The rows of one block, as stored.
 
-    Implemented by `omniload.sources.table.TableBlock` (columns) and `omniload.sources.jsonl.LineBlock` (lines, parsed
+    Implemented by `omniload.sources.table.TableBlock` (columns) and `omniload.sources.lines.LineBlock` (lines, parsed
     when asked for). Row numbers are positions in the block.
     """
 
@@ -66,8 +73,9 @@ class Source(Protocol):
     """A reader of one dataset, in the order of its files and blocks.
 
     Why: the order of the rows (`omniload.sources.order`), the split and the samples are the same for every format,
-    so that a format only has to say how its bytes fall into files, blocks and rows. Implementations: Parquet, JSONL,
-    and `omniload.sources.memory.InMemorySource`, the shipped fake. Left out: shuffling, decoding, buffering.
+    so that a format only has to say how its bytes fall into files, blocks and rows. Implementations: the readers in
+    `omniload.sources.formats`, those of installed packages, `omniload.sources.torch_dataset.DatasetSource`, and
+    `omniload.sources.memory.InMemorySource`, the shipped fake. Left out: shuffling, decoding, buffering.
 
     Guarantees asked for: everything is a pure function of the files' bytes; nothing is read before it is needed, so
     that start-up does not depend on the number of rows; host memory is bounded by one block. An implementation need

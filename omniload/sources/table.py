@@ -37,12 +37,12 @@ class TableBlock:
         return self._table
 
     def rows(self, indices: np.ndarray) -> list[Row | BadRow]:
-        """The rows at ``indices`` as dicts; one with text that is not UTF-8 is a `BadRow`."""
-        taken = self._table.take(pa.array(indices))
+        """The rows at ``indices`` as dicts; one with a value that is none in Python is a `BadRow`: text not UTF-8."""
         try:
-            return list(taken.to_pylist())
-        except UnicodeDecodeError:
-            return [_row(taken, i) for i in range(taken.num_rows)]
+            return list(self._table.take(pa.array(indices)).to_pylist())
+        except (ValueError, OverflowError, pa.ArrowNotImplementedError):
+            # One row has such a value, or Arrow cannot take rows of such a type.
+            return [_row(self._table, i) for i in indices.tolist()]
 
 
 def _row(table: pa.Table, index: int) -> Row | BadRow:
@@ -50,4 +50,6 @@ def _row(table: pa.Table, index: int) -> Row | BadRow:
         row: Row = table.slice(index, 1).to_pylist()[0]
     except UnicodeDecodeError as error:
         return BadRow(reason=f"not UTF-8: {error}")
+    except (ValueError, OverflowError) as error:
+        return BadRow(reason=f"cannot be read: {error}")
     return row

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import struct
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ import zstandard
 import storage
 from omniload.mixture import SourceSpec
 from omniload.sources import InMemorySource, Source, open_source
-from omniload.sources.jsonl import BLOCK_BYTES
+from omniload.sources.lines import BLOCK_BYTES
 from omniload.sources.parquet import ParquetSource
+from tests.omniload.token_files import put_mds, put_megatron
 
 FILES = {"a": 7, "b/c": 0, "b/d": 23, "z": 1}
 """Rows of each file."""
@@ -37,6 +40,10 @@ class SourceConformance:
     """Subclass it and define ``ending`` and ``encode``; ``source`` gives the files of `FILES`."""
 
     ending: str
+
+    def expected(self, path: str) -> list[dict[str, Any]]:
+        """Rows of a file as the source gives them, for formats that name the columns in their own way."""
+        return rows_of(path)
 
     def encode(self, rows: list[dict[str, Any]]) -> bytes:
         raise NotImplementedError
@@ -56,7 +63,11 @@ class SourceConformance:
 
     def fill(self, root: str) -> None:
         for path in FILES:
-            storage.Store(root).write(f"{path}{self.ending}", self.encode(rows_of(path)))
+            self.put(storage.Store(root), path, rows_of(path))
+
+    def put(self, store: storage.Store, path: str, rows: list[dict[str, Any]]) -> None:
+        """Write one file, and what belongs to it."""
+        store.write(f"{path}{self.ending}", self.encode(rows))
 
     def test_files_are_sorted_and_listed_once(self, source: Source) -> None:
         """Though two overlapping patterns match them."""
@@ -69,7 +80,7 @@ class SourceConformance:
                 raw = source.read_block(file, block)
                 assert raw.num_rows == len(raw.row_ids)
                 rows += raw.rows(np.arange(raw.num_rows))
-            assert rows == rows_of(path)
+            assert rows == self.expected(path)
 
     def test_row_ids_identify_rows_of_a_file(self, source: Source) -> None:
         for file in range(len(source.files)):
@@ -95,7 +106,7 @@ class SourceConformance:
     def test_schema_names_the_columns(self, source: Source) -> None:
         schema = source.schema(0)
         assert schema is not None
-        assert schema.names == ["text", "number"]
+        assert schema.names == list(self.expected("a")[0])
 
     def test_memory_is_accounted_for(self, source: Source) -> None:
         assert source.read_block(2, 0).num_bytes > 23
@@ -109,12 +120,12 @@ class SourceConformance:
     ) -> None:
         store, last = storage.Store(root), f"z{self.ending}"
         seen = {source.fingerprint}
-        changed = self.encode([{"text": "Z row 0 é ", "number": 0}])
-        store.write(last, changed)
+        changed: list[dict[str, Any]] = [{"text": "Z row 0 é ", "number": 0}]
+        self.put(store, "z", changed)
         seen.add(open_files(root, self.ending).fingerprint)
         store.delete(last)
         seen.add(open_files(root, self.ending).fingerprint)
-        store.write(f"y{self.ending}", changed)
+        self.put(store, "y", changed)
         seen.add(open_files(root, self.ending).fingerprint)
         assert len(seen) == 4
 
@@ -173,6 +184,107 @@ class TestJsonlZstandard(TestJsonl):
 
     def encode(self, rows: list[dict[str, Any]]) -> bytes:
         return zstandard.compress(super().encode(rows))
+
+
+class TestWebDataset(SourceConformance):
+    ending = ".tar"
+
+    def encode(self, rows: list[dict[str, Any]]) -> bytes:
+        sink = io.BytesIO()
+        with tarfile.open(fileobj=sink, mode="w") as tar:
+            for number, row in enumerate(rows):
+                for field, value in (("text", row["text"]), ("number.cls", str(row["number"]))):
+                    member = tarfile.TarInfo(f"{number:06}.{field}")
+                    member.size = len(value.encode())
+                    tar.addfile(member, io.BytesIO(value.encode()))
+        return sink.getvalue()
+
+    def expected(self, path: str) -> list[dict[str, Any]]:
+        return [
+            {"__key__": f"{number:06}", "text": row["text"], "number.cls": row["number"]}
+            for number, row in enumerate(rows_of(path))
+        ]
+
+
+class TestWebDatasetGzip(TestWebDataset):
+    ending = ".tar.gz"
+
+    def encode(self, rows: list[dict[str, Any]]) -> bytes:
+        return gzip.compress(super().encode(rows), mtime=0)
+
+
+class TestWebDatasetZstandard(TestWebDataset):
+    ending = ".tar.zst"
+
+    def encode(self, rows: list[dict[str, Any]]) -> bytes:
+        return zstandard.compress(super().encode(rows))
+
+
+class TestMegatron(SourceConformance):
+    ending = ".idx"
+
+    def put(self, store: storage.Store, path: str, rows: list[dict[str, Any]]) -> None:
+        put_megatron(store, path, [list(row["text"].encode()) for row in rows])
+
+    def expected(self, path: str) -> list[dict[str, Any]]:
+        return [{"input_ids": list(row["text"].encode())} for row in rows_of(path)]
+
+
+class TestMds(SourceConformance):
+    ending = "/index.json"
+
+    def put(self, store: storage.Store, path: str, rows: list[dict[str, Any]]) -> None:
+        samples = [[row["text"].encode(), struct.pack("<q", row["number"])] for row in rows]
+        put_mds(store, path, {"text": ("str", None), "number": ("int", 8)}, samples)
+
+
+class TestArrowFile(SourceConformance):
+    ending = ".arrow"
+    new = staticmethod(pa.ipc.new_file)
+
+    def encode(self, rows: list[dict[str, Any]]) -> bytes:
+        sink = io.BytesIO()
+        with self.new(sink, _table([]).schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+            writer.write_table(_table(rows), max_chunksize=5)
+        return sink.getvalue()
+
+
+class TestArrowStream(TestArrowFile):
+    ending = ".ipc"
+    new = staticmethod(pa.ipc.new_stream)
+
+
+class TestText(SourceConformance):
+    ending = ".txt"
+
+    def expected(self, path: str) -> list[dict[str, Any]]:
+        return [{"text": row["text"]} for row in rows_of(path)]
+
+    def encode(self, rows: list[dict[str, Any]]) -> bytes:
+        return b"".join(row["text"].encode() + b"\n" for row in rows)
+
+
+class TestTextGzip(TestText):
+    ending = ".txt.gz"
+
+    def encode(self, rows: list[dict[str, Any]]) -> bytes:
+        return gzip.compress(super().encode(rows), mtime=0)
+
+
+class TestDescribedImages(SourceConformance):
+    ending = "/metadata.jsonl"
+
+    def fill(self, root: str) -> None:
+        super().fill(root)
+        for path in FILES:
+            storage.Store(root).write(f"{path}/images/0.png", path.encode())
+
+    def expected(self, path: str) -> list[dict[str, Any]]:
+        image = {"bytes": path.encode(), "path": "images/0.png"}
+        return [{"image": image, **row} for row in rows_of(path)]
+
+    def encode(self, rows: list[dict[str, Any]]) -> bytes:
+        return b"".join(json.dumps({"file_name": "images/0.png", **row}).encode() + b"\n" for row in rows)
 
 
 class TestInMemory(SourceConformance):

@@ -48,11 +48,11 @@ def test_a_path_that_matches_nothing_names_what_is_near(tmp_path: Path) -> None:
 
 
 def test_a_format_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_text('{"text": "a"}\n')
+    (tmp_path / "x.dat").write_text('{"text": "a"}\n')
     with pytest.raises(MixtureError) as error:
-        loader(tmp_path / "x.txt")
-    one_line(error, "'code'", "x.txt", "format: parquet or jsonl")
-    assert len(pieces(loader(tmp_path / "x.txt", format="jsonl"))) == 1
+        loader(tmp_path / "x.dat")
+    one_line(error, "'code'", "x.dat", "set format: to one of")
+    assert len(pieces(loader(tmp_path / "x.dat", format="jsonl"))) == 1
 
 
 def test_two_formats_in_one_source_are_refused(tmp_path: Path) -> None:
