@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from omniload.errors import MixtureError
+from omniload.payload import Payload
 from omniload.samples.buffer import Buffer
+from omniload.samples.extras import Arrays
 from omniload.samples.prepare import PreparedSample, Preparer
-from omniload.samples.reader import Masks
 from omniload.samples.run import Found, Rows
 from omniload.sources.order import key64, mix64
 from omniload.sources.protocol import BadRow, RawBlock, Row, Source
 
 _RUN_ROWS = 512
 _RUN_BYTES = 256 << 10
+_RUN_ROWS_WITH_ARRAYS = 16  # images are many times larger than the bytes they are decoded from
 
 
 class PreparingReader:
@@ -24,7 +26,7 @@ class PreparingReader:
 
     Args:
         source: the blocks.
-        columns: the only ones needed, or None for all.
+        columns: which of a file's columns are needed; None: all.
         preparer: makes the samples.
         seed: seed of the mixture.
         buffer_bytes: bound on the prepared samples kept for `fetch`.
@@ -33,7 +35,7 @@ class PreparingReader:
     def __init__(
         self,
         source: Source,
-        columns: Sequence[str] | None,
+        columns: Callable[[Sequence[str]], list[str]] | None,
         preparer: Preparer,
         *,
         seed: int,
@@ -47,11 +49,14 @@ class PreparingReader:
 
     def load(self, file: int, block: int) -> RawBlock:
         """Read a block; nothing is parsed or tokenised yet."""
-        return self._source.read_block(file, block, self._columns)
+        schema = self._source.schema(file) if self._columns else None
+        columns = self._columns(schema.names) if self._columns and schema else None
+        return self._source.read_block(file, block, columns)
 
     def run_rows(self, num_rows: int, num_bytes: int) -> int:
         """Enough to keep the tokenizer's threads busy, few enough for a quick first sample, also of long rows."""
-        return min(_RUN_ROWS, max(1, num_rows * _RUN_BYTES // max(1, num_bytes)))
+        most = _RUN_ROWS_WITH_ARRAYS if self._preparer.extras else _RUN_ROWS
+        return min(most, max(1, num_rows * _RUN_BYTES // max(1, num_bytes)))
 
     def find(
         self, epoch: int, addresses: Sequence[tuple[int, int]], blocks: Sequence[RawBlock], rows: Rows
@@ -95,10 +100,8 @@ class PreparingReader:
                 samples = tuple(found.payload[start:end])
                 self.buffer.add(key, samples, sum(sample.num_bytes for sample in samples), pieces)
 
-    def fetch(
-        self, pieces: np.ndarray, current: RawBlock | None, longest: int
-    ) -> tuple[list[np.ndarray], Masks]:
-        """Tokens and masks of pieces of one epoch and block; rows that are not held are made again."""
+    def fetch(self, pieces: np.ndarray, current: RawBlock | None, longest: int) -> Payload:
+        """Payload of pieces of one epoch and block; rows that are not held are made again."""
         address = (int(pieces["epoch"][0]), int(pieces["file"][0]), int(pieces["block"][0]))
         rows = pieces["row"].tolist()
         samples = {row: held for row in rows if (held := self.buffer.get((*address, row))) is not None}
@@ -107,6 +110,7 @@ class PreparingReader:
             samples.update(self._again(address, missing, current))
         tokens: list[np.ndarray] = []
         masks: list[np.ndarray | None] = []
+        arrays: list[Arrays] = []
         columns = (pieces[name].tolist() for name in ("sub", "start", "length"))
         for row, sub, start, length in zip(rows, *columns, strict=True):
             if sub >= len(samples[row]):
@@ -115,7 +119,9 @@ class PreparingReader:
             end = min(start + length + 1, longest)
             tokens.append(sample.tokens[start:end])
             masks.append(None if sample.mask is None else sample.mask[start:end])
-        return tokens, masks
+            arrays.append(sample.arrays)
+        extras = arrays if self._preparer.extras else None
+        return Payload(tokens=tokens, loss_mask=masks, arrays=extras)
 
     def release(self, pieces: np.ndarray) -> None:
         """Say that these pieces of one epoch and block will not be asked for again."""

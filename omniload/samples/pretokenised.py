@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from omniload.errors import ColumnMissing
+from omniload.payload import Payload
 from omniload.samples.buffer import Buffer
-from omniload.samples.convention import find_column, kind_of_type
-from omniload.samples.reader import Masks
+from omniload.samples.convention import Convention
 from omniload.samples.run import Found, Rows
 from omniload.samples.token_block import TokenBlock
 from omniload.sources.protocol import Source
@@ -20,14 +20,14 @@ class PretokenisedReader:
 
     Args:
         source: its blocks have tables.
-        column: column that the source names, if any.
+        convention: what its columns are called.
         limit: ids must be below it.
         buffer_bytes: bound on the blocks kept for `fetch`.
     """
 
-    def __init__(self, source: Source, column: str | None, limit: int, buffer_bytes: int) -> None:
+    def __init__(self, source: Source, convention: Convention, limit: int, buffer_bytes: int) -> None:
         self._source = source
-        self._column = column
+        self._convention = convention
         self._limit = limit
         self.buffer: Buffer[tuple[int, int], TokenBlock] = Buffer(buffer_bytes)
 
@@ -43,14 +43,20 @@ class PretokenisedReader:
         where = f"source '{self._source.name}': {self._source.files[file].url}"
         schema = self._source.schema(file)
         assert schema is not None
-        column = find_column(schema.names, self._column, where)
-        if kind_of_type(column, schema.field(column).type, where) != "input_ids":
+        column, kind = self._convention.of_schema(schema, where)
+        if kind != "input_ids":
             raise ColumnMissing(
                 f"{where}: no token ids in '{column}', unlike the source's first file; split the source"
             )
-        raw = self._source.read_block(file, block, [column])
+        labels = self._convention.labels_of(schema)
+        raw = self._source.read_block(file, block, [column] if labels is None else [column, labels])
         assert raw.table is not None
-        return TokenBlock(raw.table.column(column), raw.row_ids, self._limit)
+        return TokenBlock(
+            raw.table.column(column),
+            raw.row_ids,
+            self._limit,
+            None if labels is None else raw.table.column(labels),
+        )
 
     def run_rows(self, num_rows: int, num_bytes: int) -> int:
         """Enough that no cost per run shows."""
@@ -67,11 +73,15 @@ class PretokenisedReader:
             tokens[here] = block.lengths[rows.row[here]]
             bad[here] = block.bad[rows.row[here]]
         good, bad_rows = np.flatnonzero(~bad), np.flatnonzero(bad)
+        trained = None
+        if len(good) and any(block.trained is not None for block in blocks):
+            masks = zip(rows.slot[good].tolist(), rows.row[good].tolist(), strict=True)
+            trained = np.concatenate([blocks[slot].trained_of(row) for slot, row in masks])
         return Found(
             source_row=good,
             sub=np.zeros(len(good), dtype=np.int64),
             tokens=tokens[good],
-            trained=None,
+            trained=trained,
             bad=bad_rows,
             reasons=[blocks[rows.slot[i]].reason(int(rows.row[i])) for i in bad_rows],
             payload=None,
@@ -92,19 +102,21 @@ class PretokenisedReader:
             if count:
                 self.buffer.add(address, block, block.num_bytes, count)
 
-    def fetch(
-        self, pieces: np.ndarray, current: TokenBlock | None, longest: int
-    ) -> tuple[list[np.ndarray], Masks]:
-        """Tokens of pieces of one epoch and block."""
+    def fetch(self, pieces: np.ndarray, current: TokenBlock | None, longest: int) -> Payload:
+        """Tokens and masks of pieces of one epoch and block."""
         file, block = int(pieces["file"][0]), int(pieces["block"][0])
         held = current or self.load(file, block)
         base = held.offsets[pieces["row"]]
         size = np.minimum(held.lengths[pieces["row"]], longest)
         first = pieces["start"].astype(np.int64)
         last = np.minimum(first + pieces["length"] + 1, size)
-        values = held.values
-        bounds = zip((base + first).tolist(), (base + last).tolist(), strict=True)
-        return [values[start:end] for start, end in bounds], None
+        values, trained = held.values, held.trained
+        starts, ends = (base + first).tolist(), (base + last).tolist()
+        tokens = [values[start:end] for start, end in zip(starts, ends, strict=True)]
+        masks: list[np.ndarray | None] = [None] * len(pieces)
+        if trained is not None:
+            masks = [trained[start:end] for start, end in zip(starts, ends, strict=True)]
+        return Payload(tokens=tokens, loss_mask=masks)
 
     def release(self, pieces: np.ndarray) -> None:
         """Say that these pieces of one epoch and block will not be asked for again."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from omniload.payload import Payload
 from omniload.samples.buffer import Buffer
 from omniload.samples.run import Found, Rows
-
-Masks: TypeAlias = list[np.ndarray | None] | None
-"""Loss mask of each piece, None where all its tokens count; None for all of them if no piece has one."""
 
 
 class Block(Protocol):
@@ -70,8 +68,8 @@ class SampleReader(Protocol[B]):
     ) -> None:
         """Keep the samples found, each until its ``pieces_of`` pieces are released."""
 
-    def fetch(self, pieces: np.ndarray, current: B | None, longest: int) -> tuple[list[np.ndarray], Masks]:
-        """Tokens of ``PIECE[p]`` of one epoch and block, with the token after each where the sample goes on.
+    def fetch(self, pieces: np.ndarray, current: B | None, longest: int) -> Payload:
+        """Payload of ``PIECE[p]`` of one epoch and block.
 
         Args:
             pieces: what to fetch.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from omniload.pieces import PIECE, Cursor, SampleChunk
+from omniload.pieces import PIECE, Cursor, Failure, SampleChunk
 from omniload.samples.cut import Labels, Overflow, cut
 from omniload.samples.prepare import PreparedSample
 
@@ -72,6 +73,8 @@ class Run:
     """``PIECE[p]``."""
     bad: np.ndarray
     """``int64[k]``: positions of the quarantined rows, ascending."""
+    failed: tuple[Failure, ...]
+    """``[k]``: those rows."""
 
     def first_sample(self, position: int, sub: int) -> int:
         """Index of the first sample at or after a place, the samples ``< sub`` of that row being consumed."""
@@ -90,6 +93,7 @@ def make_run(
     seq_len: int,
     overflow: Overflow,
     labels: Labels,
+    failed: tuple[Failure, ...],
 ) -> Run:
     """Cut the samples found in positions ``begin:end`` to pieces.
 
@@ -103,6 +107,7 @@ def make_run(
         seq_len: longest piece.
         overflow: what becomes of longer samples.
         labels: convention of the labels.
+        failed: the rows of ``found.bad``.
     """
     parts = cut(found.tokens, seq_len=seq_len, overflow=overflow, labels=labels, trained=found.trained)
     sample = np.repeat(np.arange(len(found.tokens)), np.diff(parts.first_piece))
@@ -125,6 +130,7 @@ def make_run(
         first_piece=parts.first_piece,
         pieces=pieces,
         bad=rows.position[found.bad],
+        failed=failed,
     )
 
 
@@ -167,6 +173,8 @@ def make_chunk(
     up_to = np.concatenate([[consumed_before], position + 1, [max(end_position, consumed_before)]])
     up_to = np.maximum.accumulate(up_to)
     bad = np.concatenate([part.run.bad for part in parts]) if parts else np.zeros(0, dtype=np.int64)
+    failed = tuple(itertools.chain.from_iterable(part.run.failed for part in parts))
+    first_bad, last_bad = np.searchsorted(bad, [up_to[0], up_to[-1]])
     empty = np.zeros(0, dtype=np.int64)
     return SampleChunk(
         begin=begin,
@@ -178,6 +186,7 @@ def make_chunk(
         sub=joined("sub") if parts else empty,
         rows=np.diff(up_to),
         failures=np.diff(np.searchsorted(bad, up_to)),
+        failed=failed[first_bad:last_bad],
         tokens=joined("tokens") if parts else empty,
         truncated=joined("truncated") if parts else empty,
         dropped=joined("dropped") if parts else empty,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from omniload.samples.convention import IGNORED_LABEL
+
 
 class TokenBlock:
     """The token column of a block.
@@ -13,12 +15,13 @@ class TokenBlock:
         column: lists of integers.
         row_ids: ``int64[rows]`` identities of the rows.
         limit: ids must be below it; a row with another is bad.
+        labels: lists of integers, the ids again or `IGNORED_LABEL` for those that are not trained on; None if all are.
     """
 
-    def __init__(self, column: pa.ChunkedArray, row_ids: np.ndarray, limit: int) -> None:
-        array = (
-            column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [_empty(column)])
-        )
+    def __init__(
+        self, column: pa.ChunkedArray, row_ids: np.ndarray, limit: int, labels: pa.ChunkedArray | None = None
+    ) -> None:
+        array = _joined(column)
         self.row_ids = row_ids
         offsets = _offsets(array)
         # Of a slice of a larger column, keep and look at its own values only.
@@ -41,6 +44,10 @@ class TokenBlock:
             self._reasons.append((f"token id that is not in [0, {limit})", self._any(wrong)))
         self.values: np.ndarray = values.astype(np.uint32) if values.dtype.itemsize == 8 else values
         """``int[tokens]``: the ids of all rows, in the type they are stored in (64-bit ones narrowed)."""
+        self.trained: np.ndarray | None = (
+            None if labels is None else self._read_labels(_joined(labels), values)
+        )
+        """``bool[tokens]``: tokens that are trained on; None if all are."""
         self.bad: np.ndarray = np.zeros(self.num_rows, dtype=bool)
         """``bool[rows]``: rows that make no sample."""
         for _, rows in self._reasons:
@@ -54,12 +61,43 @@ class TokenBlock:
     @property
     def num_bytes(self) -> int:
         """Host memory held by the block."""
-        held = (self.values, self.offsets, self.lengths, self.row_ids, self.bad)
-        return sum(int(array.nbytes) for array in held)
+        held = (self.values, self.offsets, self.lengths, self.row_ids, self.bad, self.trained)
+        return sum(int(array.nbytes) for array in held if array is not None)
 
     def reason(self, row: int) -> str:
         """Why a bad row makes no sample."""
         return next(reason for reason, rows in self._reasons if rows[row])
+
+    def trained_of(self, row: int) -> np.ndarray:
+        """``bool``: the tokens of a row that are trained on."""
+        start, end = self.offsets[row : row + 2]
+        return np.ones(end - start, dtype=bool) if self.trained is None else self.trained[start:end]
+
+    def _read_labels(self, labels: pa.Array, values: np.ndarray) -> np.ndarray | None:
+        """Which tokens are trained on; rows whose labels are not those of their tokens are noted as bad."""
+        if labels.null_count:
+            self._reasons.append(("'labels' is null", labels.is_null().to_numpy(zero_copy_only=False)))
+        offsets = _offsets(labels)
+        flat = labels.values.fill_null(0).to_numpy(zero_copy_only=False)
+        other = np.diff(offsets) != self.lengths
+        if other.any():
+            self._reasons.append(("not as many labels as token ids", other))
+        # Where the label of each token is; of rows with too few, anywhere.
+        shift = np.repeat(offsets[:-1] - self.offsets[:-1], self.lengths)
+        at = np.minimum(np.arange(len(values)) + shift, len(flat) - 1)
+        of_token = flat[at] if len(flat) else np.zeros(len(values), dtype=np.int64)
+        trained = np.asarray(of_token != IGNORED_LABEL)
+        wrong = trained & (of_token != values)
+        if wrong.any():
+            self._reasons.append(
+                (f"labels that are neither the token ids nor {IGNORED_LABEL}", self._any(wrong))
+            )
+        if trained.all():
+            return None
+        counted = trained.copy()
+        counted[self.offsets[:-1][self.lengths > 0]] = False  # nothing predicts the first
+        self._reasons.append(("no token to train on", self._any(~trained) & ~self._any(counted)))
+        return trained
 
     def _any(self, flags: np.ndarray) -> np.ndarray:
         """``bool[rows]``: whether any token of the row is flagged."""
@@ -82,5 +120,7 @@ def _may_exceed(values: np.ndarray, limit: int) -> bool:
     return bool(unsigned.max() >= min(limit, ids))
 
 
-def _empty(column: pa.ChunkedArray) -> pa.Array:
-    return pa.array([], type=column.type)
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks or [pa.array([], type=column.type)])

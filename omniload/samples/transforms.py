@@ -1,7 +1,8 @@
-"""Functions of the user's that turn a row into no, one or several rows before it is tokenised.
+"""Functions, built in or the user's, that turn a row into no, one or several rows before it is tokenised.
 
 A transform must be pure: what it returns may depend on the row, its arguments and the seed only. It may be called
-again for the same row, in another process, when a payload is derived anew.
+again for the same row, in another process, when a payload is derived anew. A class is made once, with the arguments,
+and what it makes is called with the rows.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import xxhash
+from pydantic import ValidationError
 
 from omniload.errors import MixtureError
 from omniload.mixture import TransformSpec
-from omniload.samples.convention import BadSample
+from omniload.samples.builtin import TRANSFORMS
+from omniload.samples.extras import Extras
+from omniload.samples.sample import BadSample
 from omniload.sources.order import key64
 from omniload.sources.protocol import Row
 
@@ -29,7 +33,7 @@ class Transform:
 
     Args:
         source: name of the source, for messages.
-        spec: function and arguments.
+        spec: function or class, and arguments.
 
     Raises:
         MixtureError: the function cannot be imported, or does not take its arguments.
@@ -37,36 +41,60 @@ class Transform:
 
     def __init__(self, source: str, spec: TransformSpec) -> None:
         self._where = f"source '{source}': transform {spec.call}"
-        self._function = self._load(spec.call)
         self._args = dict(spec.args)
-        try:
-            parameters = inspect.signature(self._function).parameters
-        except (TypeError, ValueError):
-            parameters = {}  # type: ignore[assignment]  # of built-in functions: they take no seed
+        path, version = TRANSFORMS.get(spec.call, (spec.call, None))
+        imported = self._import(path)
+        self._check_arguments(imported)
+        self._function = self._make(imported) if isinstance(imported, type) else imported
+        extras = getattr(self._function, "extras", None)
+        self.extras: Extras | None = extras if isinstance(extras, Extras) else None
+        """The arrays that it adds to rows, if any."""
+        parameters = _parameters(self._function)
         self._seeded = next((k for k in ("seed", "rng") if k in parameters and k not in self._args), None)
+        digest = xxhash.xxh3_128()
+        code = _source_of(imported) if version is None else str(version)
+        for part in (spec.call, repr(sorted(spec.args.items())), code):
+            digest.update(f"{len(part)}:{part}".encode())
+        self.fingerprint: str = digest.hexdigest()
+        """Hex digest of name, arguments and, where it can be had, the function's source text."""
+
+    def _import(self, path: str) -> Callable[..., Any]:
+        module_name, _, name = path.partition(":")
+        try:
+            function = importlib.import_module(module_name)
+            for part in name.split("."):
+                function = getattr(function, part)
+        except (ImportError, AttributeError) as error:
+            raise MixtureError(
+                f"{self._where}: cannot be imported ({error}); is it on PYTHONPATH?"
+            ) from error
+        if not callable(function):
+            raise MixtureError(f"{self._where}: is not a function")
+        return function
+
+    def _check_arguments(self, function: Callable[..., Any]) -> None:
+        parameters = _parameters(function)
         any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         unknown = [key for key in self._args if parameters and key not in parameters and not any_keyword]
         if unknown:
             raise MixtureError(
                 f"{self._where}: takes no argument '{unknown[0]}'; it takes {', '.join(parameters)}"
             )
-        digest = xxhash.xxh3_128()
-        for part in (spec.call, repr(sorted(self._args.items())), _source_of(self._function)):
-            digest.update(f"{len(part)}:{part}".encode())
-        self.fingerprint: str = digest.hexdigest()
-        """Hex digest of name, arguments and, where it can be had, the function's source text."""
 
-    def _load(self, call: str) -> Callable[..., Any]:
-        module_name, _, name = call.partition(":")
+    def _make(self, made_from: type) -> Callable[..., Any]:
+        args, self._args = self._args, {}
         try:
-            function = importlib.import_module(module_name)
-            for part in name.split("."):
-                function = getattr(function, part)
-        except (ImportError, AttributeError) as error:
-            raise MixtureError(f"{self._where}: cannot be imported ({error}); is it on sys.path?") from error
+            function = made_from(**args)
+        except (TypeError, ValueError, ImportError) as error:
+            reason = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False)[0]
+                message = first["msg"].removeprefix("Value error, ")
+                reason = ": ".join([*map(str, first["loc"]), message])
+            raise MixtureError(f"{self._where}: {' '.join(reason.split())}") from error
         if not callable(function):
-            raise MixtureError(f"{self._where}: is not a function")
-        return function
+            raise MixtureError(f"{self._where}: makes something that cannot be called with a row")
+        return cast("Callable[..., Any]", function)
 
     def __call__(self, row: Row, seed: int) -> list[Row]:
         """Apply the function to one row.
@@ -86,6 +114,8 @@ class Transform:
             result = self._function(row, **self._args, **extra)
         except (OSError, MemoryError):
             raise  # not determined by the bytes of the row
+        except BadSample as error:
+            raise BadSample(f"{self._where}: {error}") from error
         except Exception as error:
             raise BadSample(f"{self._where} raised {type(error).__name__}: {error}") from error
         if result is None:
@@ -104,6 +134,13 @@ def apply_all(transforms: Sequence[Transform], row: Row, seed: int) -> list[Row]
     for number, transform in enumerate(transforms):
         rows = [result for sub, one in enumerate(rows) for result in transform(one, key64(seed, number, sub))]
     return rows
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of functions written in C: they take no seed
+        return {}
 
 
 def _source_of(function: Callable[..., Any]) -> str:

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from omniload.pieces import Cursor
+from omniload.pieces import Cursor, Failure
 from omniload.samples.cut import Labels, Overflow
 from omniload.samples.reader import SampleReader
 from omniload.samples.run import Found, Rows, Run, make_run
 from omniload.sources.order import Order
-from omniload.sources.protocol import Source
+from omniload.sources.protocol import FileEntry, Source
 from omniload.sources.split import Split, in_split
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """A row that was quarantined."""
-
-    source: str
-    """Name of the source."""
-    path: str
-    """Path or URL of the file."""
-    row_id: int
-    """Row number, or byte offset of the line."""
-    reason: str
-    """What is wrong with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +50,7 @@ class LoadedWindow:
         order: their order.
         reader: finds samples in blocks.
         policy: what becomes of the rows.
+        origins: files and ids of rows of a block, by (file, block) and ``int64[n]`` rows.
         failures: where quarantined rows are noted.
     """
 
@@ -73,12 +61,15 @@ class LoadedWindow:
         order: Order,
         reader: SampleReader[Any],
         policy: Policy,
+        origins: Callable[[int, int, np.ndarray], tuple[list[FileEntry], np.ndarray]],
         failures: deque[Failure],
     ) -> None:
         self._start = (cursor.epoch, cursor.file, cursor.block)
+        self._number = cursor.window
         self._source = source
         self._reader = reader
         self._policy = policy
+        self._origins = origins
         self._failures = failures
         window = order.window(*self._start, len(source.files), source.num_blocks)
         self.next_start = window.next_start
@@ -132,9 +123,10 @@ class LoadedWindow:
             seq_len=policy.seq_len,
             overflow=policy.overflow,
             labels=policy.labels,
+            failed=self._failed(rows, found),
         )
+        self._note(run.failed)
         self._reader.hold(epoch, self._addresses, self._blocks, rows, found, np.diff(run.first_piece))
-        self._note_failures(rows, found)
         return run
 
     def _rows(self, begin: int, end: int) -> Rows:
@@ -144,6 +136,8 @@ class LoadedWindow:
         return Rows(position=position, slot=slot, row=stored - self._starts[slot])
 
     def _of_split(self, rows: Rows) -> Rows:
+        if self._policy.split == "train" and not self._policy.held_out:
+            return rows  # and no digest is asked for, which may have to be read
         keep = np.ones(len(rows.row), dtype=bool)
         for slot, ((file, _), block) in enumerate(zip(self._addresses, self._blocks, strict=True)):
             here = rows.slot == slot
@@ -159,15 +153,32 @@ class LoadedWindow:
             keep[here] = chosen
         return rows.take(np.flatnonzero(keep))
 
-    def _note_failures(self, rows: Rows, found: Found) -> None:
-        for i, reason in zip(found.bad.tolist(), found.reasons, strict=True):
-            slot = int(rows.slot[i])
-            failure = Failure(
+    def _failed(self, rows: Rows, found: Found) -> tuple[Failure, ...]:
+        bad = rows.take(found.bad)
+        paths = [""] * len(bad.row)
+        row_ids = np.zeros(len(bad.row), dtype=np.int64)
+        for slot in np.unique(bad.slot).tolist():
+            here = np.flatnonzero(bad.slot == slot)
+            file, block = self._addresses[slot]
+            entries, row_ids[here] = self._origins(file, block, bad.row[here])
+            for i, entry in zip(here.tolist(), entries, strict=True):
+                paths[i] = entry.url
+        columns = zip(paths, row_ids.tolist(), bad.position.tolist(), found.reasons, strict=True)
+        return tuple(
+            Failure(
                 source=self._policy.source,
-                path=self._source.files[self._addresses[slot][0]].url,
-                row_id=int(self._blocks[slot].row_ids[rows.row[i]]),
+                path=path,
+                row_id=row_id,
+                epoch=self._start[0],
+                window=self._number,
+                position=position,
                 reason=reason,
             )
+            for path, row_id, position, reason in columns
+        )
+
+    def _note(self, failed: tuple[Failure, ...]) -> None:
+        for failure in failed:
             if not self._failures:
                 logger.warning(
                     "source '%s': %s, row %d is left out: %s; DataLoader.failures() lists the rest",

@@ -10,7 +10,7 @@ import pytest
 from omniload.errors import MixtureError
 from omniload.mixture import TransformSpec
 from omniload.pieces import Cursor
-from omniload.samples.convention import BadSample
+from omniload.samples.sample import BadSample
 from omniload.samples.transforms import Transform, apply_all
 from tests.omniload.loading import loader_of, pieces, tokens
 
