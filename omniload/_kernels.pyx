@@ -67,6 +67,82 @@ cdef void _best_fit(
                 count += 1
 
 
+def draw(
+    int64_t[::1] deficits not None,
+    const int64_t[::1] weights not None,
+    list lengths not None,
+    int64_t[::1] at not None,
+    bint by_samples,
+    int64_t seq_len,
+    int64_t tokens_wanted,
+    int64_t pieces_wanted,
+    list drawn not None,
+):
+    """Draw samples until enough are there or a source has no more ready; see `omniload.planner.mix.Mixer.draw`.
+
+    Args:
+        deficits: what each source is owed; changed.
+        weights: of each; 0 for those that are not drawn.
+        lengths: of each, ``int64[n]`` tokens of its samples at hand.
+        at: of each, how many of those are drawn; changed.
+        by_samples: whether weights are shares of samples.
+        seq_len: longest piece.
+        tokens_wanted: stop when that many are drawn,
+        pieces_wanted: or that many pieces.
+        drawn: sources in the order drawn are appended.
+
+    Returns:
+        Tokens and pieces drawn, and the source that has no more samples at hand, or -1; or -2 if the next draw might
+        not fit 64 bits.
+    """
+    cdef Py_ssize_t n = deficits.shape[0], i, best
+    cdef int64_t total_weight = 0, tokens = 0, pieces = 0, length, amount, largest
+    cdef const int64_t[::1] of_source
+    cdef const int64_t **samples = <const int64_t **> malloc(max(n, 1) * sizeof(void *))
+    cdef int64_t *counts = <int64_t *> malloc(max(n, 1) * sizeof(int64_t))
+    if samples == NULL or counts == NULL:
+        free(samples)
+        free(counts)
+        raise MemoryError
+    try:
+        for i in range(n):
+            of_source = lengths[i]  # the list keeps the memory
+            counts[i] = of_source.shape[0]
+            samples[i] = &of_source[0] if counts[i] else NULL
+            total_weight += weights[i]
+        while tokens < tokens_wanted and pieces < pieces_wanted:
+            best = -1
+            for i in range(n):
+                if weights[i] and (best < 0 or deficits[i] > deficits[best]):
+                    best = i
+            if best < 0 or at[best] >= counts[best]:
+                return tokens, pieces, best
+            length = samples[best][at[best]]
+            amount = min(length, 1) if by_samples else length
+            largest = deficits[best]
+            if (
+                amount > _MOST_TOKENS
+                or largest > _MOST_DEFICIT
+                or largest - total_weight * amount < -_MOST_DEFICIT
+            ):
+                return tokens, pieces, -2
+            for i in range(n):
+                deficits[i] += weights[i] * amount
+            deficits[best] -= total_weight * amount
+            at[best] += 1
+            tokens += length
+            pieces += (length + seq_len - 1) // seq_len
+            drawn.append(best)
+        return tokens, pieces, -1
+    finally:
+        free(samples)
+        free(counts)
+
+
+cdef int64_t _MOST_TOKENS = 1 << 28
+cdef int64_t _MOST_DEFICIT = <int64_t> 1 << 61
+
+
 ctypedef fused token_t:
     uint8_t
     uint16_t

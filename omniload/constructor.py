@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from omniload.fill import Layout, TokenArrays, fill
-from omniload.loader import Payload
+from omniload.lane_extras import LaneExtras
 from omniload.mixture import Mixture
+from omniload.payload import Payload
+from omniload.pieces import join_pieces
 from omniload.planner import Plan
 from omniload.recycler import Recycler
 
@@ -21,10 +23,11 @@ class PayloadSource(Protocol):
         """The tokens of ``pieces``, all of one source, in order."""
 
 
-_TOKEN_WISE = ("input_ids", "targets", "labels", "position_ids", "segment_ids")
+DERIVED = ("targets", "labels", "position_ids", "segment_ids")
+"""The token-wise arrays of a lane besides ``input_ids``; it has ``targets`` or ``labels``."""
 
 LaneArrays = dict[str, np.ndarray | int]
-"""One lane of ``m`` packs of ``S`` tokens.
+"""One lane of ``m`` packs of ``S`` tokens; S is ``seq_len``, or with ``packing: none`` the longest piece of the lane.
 
 - ``input_ids``: ``int64[m, S]``, 0 where there is no token.
 - ``targets``: ``int64[m, S]``, the next token of the same sample, `IGNORE` where there is none (``labels: shifted``).
@@ -33,6 +36,8 @@ LaneArrays = dict[str, np.ndarray | int]
 - ``segment_ids``: ``int32[m, S]``: 1, 2, … for the pieces of a pack, 0 for padding.
 - ``cu_seqlens``: ``int32[k + 1]``, bounds of the segments in the ``m * S`` tokens laid end to end; padding is one too.
 - ``max_seqlen``: longest segment, padding included.
+- every extra array that the mixture's transforms declare, like ``pixel_values``: those of the samples of the lane end
+  to end, in the order they lie in, with no rows where the lane has none.
 """
 
 
@@ -42,88 +47,106 @@ class DataConstructor:
     Args:
         mixture: the mixture.
         source: where tokens come from.
+        derived: which of `DERIVED` to make.
     """
 
-    def __init__(self, mixture: Mixture, source: PayloadSource) -> None:
+    def __init__(self, mixture: Mixture, source: PayloadSource, derived: Collection[str] = DERIVED) -> None:
         self._seq_len = mixture.seq_len
-        self._shifted = mixture.labels == "shifted"
+        self._packed = mixture.packing == "best_fit"
+        self._derived = set(derived) - {"labels" if mixture.labels == "shifted" else "targets"}
         self._source = source
         self._recycler = Recycler()
+        self._extras = LaneExtras(mixture, self._recycler)
 
     def build(self, plan: Plan, lanes: Sequence[int]) -> list[LaneArrays]:
         """The given lanes of a plan, in the order given. They share memory: one allocation holds all of a kind."""
-        pieces = np.concatenate([plan.pieces[plan.lane_slice(lane)] for lane in lanes])
+        pieces = join_pieces([plan.pieces[plan.lane_slice(lane)] for lane in lanes])
         payload = self._gather(pieces)
-        seq_len, num_packs = self._seq_len, plan.packs_per_lane
-        # The packs of all lanes laid end to end; a lane is a run of num_packs of them.
+        length = pieces["length"].astype(np.int64)
+        # The packs of all lanes laid end to end; a lane is a run of them.
+        rows = [len(plan.packs_of(lane)) for lane in lanes]
+        first_row = np.cumsum(rows) - rows
         pack = np.concatenate(
-            [plan.pack_of_piece(lane) + (i - lane) * num_packs for i, lane in enumerate(lanes)]
+            [
+                plan.pack_of_piece(lane) - plan.packs_of(lane).start + first
+                for lane, first in zip(lanes, first_row.tolist(), strict=True)
+            ]
         )
-        layout = _lay_out(pack, pieces["length"].astype(np.int64), len(lanes) * num_packs, seq_len)
-        arrays = self._new_arrays(len(lanes) * num_packs * seq_len)
+        widths = self._widths(length, pack, first_row)
+        layout = _lay_out(pack, length, np.repeat(widths, rows))
+        arrays = self._new_arrays(int(np.dot(widths, rows)))
         fill(payload.tokens, payload.loss_mask, layout, arrays)
-        named = {name: array for name in _TOKEN_WISE if (array := getattr(arrays, name)) is not None}
+        named = {"input_ids": arrays.input_ids, **{key: getattr(arrays, key) for key in self._derived}}
         bounds = np.sort(np.concatenate([layout.starts, layout.padding_starts, [len(arrays.input_ids)]]))
 
         built: list[LaneArrays] = []
-        lane_tokens = num_packs * seq_len
-        for begin in range(0, len(lanes) * lane_tokens, lane_tokens):
-            part = slice(begin, begin + lane_tokens)
+        begin = 0
+        for num_rows, width in zip(rows, widths.tolist(), strict=True):
+            part = slice(begin, begin + num_rows * width)
             first, last = np.searchsorted(bounds, (part.start, part.stop))
             cu_seqlens = bounds[first : last + 1] - begin
             built.append(
                 {
-                    **{key: array[part].reshape(num_packs, seq_len) for key, array in named.items()},
+                    **{key: array[part].reshape(num_rows, width) for key, array in named.items()},
                     "cu_seqlens": cu_seqlens.astype(np.int32),
                     "max_seqlen": int(np.diff(cu_seqlens).max()),
                 }
             )
+            begin = part.stop
+        begin = 0
+        for lane, lane_arrays in zip(lanes, built, strict=True):
+            end = begin + len(plan.pieces[plan.lane_slice(lane)])
+            lane_arrays |= self._extras.join(pieces["source"][begin:end], (payload.arrays or [])[begin:end])
+            begin = end
         return built
 
+    def _widths(self, length: np.ndarray, pack: np.ndarray, first_row: np.ndarray) -> np.ndarray:
+        """``int64[lanes]``: tokens of a row of each lane."""
+        if self._packed:
+            return np.full(len(first_row), self._seq_len)
+        return np.maximum.reduceat(length, np.searchsorted(pack, first_row))
+
     def _new_arrays(self, length: int) -> TokenArrays:
-        new = self._recycler.empty
+        def derived(name: str, dtype: type[np.integer]) -> np.ndarray | None:
+            return self._recycler.empty(length, dtype) if name in self._derived else None
+
         return TokenArrays(
-            input_ids=new(length, np.int64),
-            targets=new(length, np.int64) if self._shifted else None,
-            labels=None if self._shifted else new(length, np.int64),
-            position_ids=new(length, np.int64),
-            segment_ids=new(length, np.int32),
+            input_ids=self._recycler.empty(length, np.int64),
+            targets=derived("targets", np.int64),
+            labels=derived("labels", np.int64),
+            position_ids=derived("position_ids", np.int64),
+            segment_ids=derived("segment_ids", np.int32),
         )
 
     def _gather(self, pieces: np.ndarray) -> Payload:
         """The payload of pieces of several sources, in their order."""
-        tokens: list[np.ndarray] = [_NOTHING] * len(pieces)
-        masks: list[np.ndarray | None] = [None] * len(pieces)
+        parts = []
         for source in np.unique(pieces["source"]).tolist():
             where = np.flatnonzero(pieces["source"] == source)
-            payload = self._source.payload(source, pieces[where])
-            for i, piece, mask in zip(where.tolist(), payload.tokens, payload.loss_mask, strict=True):
-                tokens[i], masks[i] = piece, mask
-        return Payload(tokens=tokens, loss_mask=masks)
+            parts.append((where.tolist(), self._source.payload(source, pieces[where])))
+        return parts[0][1] if len(parts) == 1 else Payload.gathered(len(pieces), parts)
 
 
-_NOTHING = np.empty(0, np.uint16)
-
-
-def _lay_out(pack: np.ndarray, length: np.ndarray, num_packs: int, seq_len: int) -> Layout:
+def _lay_out(pack: np.ndarray, length: np.ndarray, widths: np.ndarray) -> Layout:
     """Where the pieces lie when the packs are laid end to end.
 
     Args:
         pack: ``int64[n]`` pack of each piece, ascending.
         length: ``int64[n]`` tokens of each piece.
-        num_packs: number of packs.
-        seq_len: tokens of a pack.
+        widths: ``int64[packs]`` tokens that each pack has room for.
     """
+    num_packs = len(widths)
+    pack_starts = np.cumsum(widths) - widths
     used = np.bincount(pack, weights=length, minlength=num_packs).astype(np.int64)
     before = np.cumsum(length) - length
     pack_before = np.concatenate([[0], np.cumsum(used)[:-1]])
-    short = np.flatnonzero(used < seq_len)
+    short = np.flatnonzero(used < widths)
     return Layout(
-        starts=before + (np.arange(num_packs) * seq_len - pack_before)[pack],
+        starts=before + (pack_starts - pack_before)[pack],
         lengths=length,
         numbers=_rank_in_group(pack) + 1,
-        padding_starts=short * seq_len + used[short],
-        padding_lengths=seq_len - used[short],
+        padding_starts=pack_starts[short] + used[short],
+        padding_lengths=widths[short] - used[short],
     )
 
 

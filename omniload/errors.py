@@ -10,13 +10,21 @@
     │   ├── SourceNotFound (FileNotFoundError)   a path that matches nothing
     │   ├── ColumnMissing (LookupError)          no column the loader knows how to read
     │   ├── CorruptSource (ValueError)           a file that cannot be read as what it claims to be
-    │   └── SampleError (ValueError)             one sample that breaks its source's policy
+    │   ├── SampleError (ValueError)             one sample that breaks its source's policy
+    │   └── TooManyFailures (ValueError)         more quarantined rows than the source's budget
+    ├── QuarantineError (OSError)           the quarantine file cannot be written
+    ├── LoaderStopped (RuntimeError)        the threads of a loader are gone: closed elsewhere, or before a fork
     └── LoaderTimeout (TimeoutError)        a wait that outlasted its limit; names what it waited for
 
 Every message is one line: what is wrong, where, and what to do about it.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omniload.pieces import Failure
 
 
 class OmniloadError(Exception):
@@ -53,6 +61,27 @@ class CorruptSource(SourceError, ValueError):
 
 class SampleError(SourceError, ValueError):
     """A sample breaks a policy of its source that says ``error``."""
+
+
+class TooManyFailures(SourceError, ValueError):
+    """A source has more quarantined rows than its budget allows.
+
+    Args:
+        message: one line.
+        failures: the rows of the step that could not be planned, up to the one that was too many.
+    """
+
+    def __init__(self, message: str, failures: tuple[Failure, ...] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
+class QuarantineError(OmniloadError, OSError):
+    """The quarantine file cannot be written."""
+
+
+class LoaderStopped(OmniloadError, RuntimeError):
+    """The threads of a loader are gone: another thread closed it, or they are of the process that forked this one."""
 
 
 class LoaderTimeout(OmniloadError, TimeoutError):

@@ -15,14 +15,14 @@ from typing import Any, Self
 from omniload.errors import StateError
 from omniload.loader import SourceLoader
 from omniload.mixture import Mixture
+from omniload.planner.arrange import SLACK_PERCENT
 from omniload.planner.cost import LINEAR_TOKENS
 from omniload.planner.pack import MAX_WAIT_STEPS
-from omniload.planner.planner import SLACK_PERCENT
 
-# What a source's entry does not depend on: where the files are, and how to get at them.
-_ELSEWHERE = {"path", "storage_options"}
-# Top-level keys with an entry of their own, or that only say when to stop.
-_NOT_SHAPE = {"sources", "tokenizer", "steps"}
+# What a source's entry does not depend on: where the files are, how to get at them, and when to give up.
+_ELSEWHERE = {"path", "storage_options", "chat_template", "max_failures", "max_failure_fraction"}
+# Top-level keys with an entry of their own, or that only say when to stop or where to report.
+_NOT_SHAPE = {"sources", "tokenizer", "chat_template", "steps", "quarantine"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ class Identity:
     """The mixture's top-level keys, as they are or, where long, by digest."""
     tokenizer: str
     """Digest of the tokenizer; empty without one."""
-    sources: dict[str, tuple[str, str]]
-    """For each source the digests of its definition and of its data."""
+    sources: dict[str, tuple[str, str, int]]
+    """For each source the digests of its definition and of its data, and the number of its files."""
 
     @classmethod
     def of(cls, mixture: Mixture, loaders: Sequence[SourceLoader], split: str) -> Self:
@@ -59,6 +59,7 @@ class Identity:
                         ]
                     ),
                     loader.fingerprints["data"],
+                    len(loader.source.files),
                 )
                 for name, loader in zip(mixture.names, loaders, strict=True)
             },
@@ -69,7 +70,7 @@ class Identity:
         return {
             "shape": self.shape,
             "tokenizer": self.tokenizer,
-            "sources": {name: list(digests) for name, digests in self.sources.items()},
+            "sources": {name: list(entry) for name, entry in self.sources.items()},
         }
 
     def check(self, saved: object) -> None:
@@ -93,14 +94,17 @@ class Identity:
                 raise StateError(f"mixture: source '{name}' was removed since the state was saved; {remedy}")
             if name not in saved["sources"]:
                 raise StateError(f"mixture: source '{name}' was added since the state was saved; {remedy}")
-            was_definition, was_data = saved["sources"][name]
-            definition, data = self.sources[name]
+            was_definition, was_data, was_files = saved["sources"][name]
+            definition, data, files = self.sources[name]
             if was_definition != definition:
                 raise StateError(
                     f"mixture: source '{name}' is defined differently than when the state was saved; {remedy}"
                 )
             if was_data != data:
-                raise StateError(f"source '{name}': its files changed since the state was saved; {remedy}")
+                what = (
+                    f"it has {files} files, not {was_files}," if files != was_files else "its files changed"
+                )
+                raise StateError(f"source '{name}': {what} since the state was saved; {remedy}")
 
 
 def _digest(value: object) -> str:

@@ -18,11 +18,14 @@ class SourceLedger:
     weight: float
     """Declared share of the stream at the current step, normalised."""
     share: float
-    """Share of all tokens emitted so far; differs from ``weight`` once the schedule has moved."""
+    """Share of all tokens emitted so far, or of all samples if the weights are of samples; differs from ``weight``
+    once the schedule has moved, a source is exhausted, or one is at its ``max_fraction``."""
     rows: int
     """Raw rows consumed."""
     failures: int
     """Rows among them that were quarantined."""
+    emitted_samples: int
+    """Samples that entered the stream."""
     read_tokens: int
     """Tokens of all samples drawn."""
     emitted_tokens: int
@@ -31,8 +34,12 @@ class SourceLedger:
     """Tokens cut off by ``overflow: truncate``."""
     dropped_tokens: int
     """Tokens lost with samples dropped by ``overflow: drop``."""
+    served_tokens: int
+    """Tokens in the steps planned."""
     carried_tokens: int
-    """Tokens drawn and waiting for a pack; at the end of the stream, dropped."""
+    """Tokens drawn and waiting for a pack."""
+    dropped_at_end: int
+    """Tokens among them that will wait for ever, because the stream has ended."""
     exhausted: bool
     """Whether the source gave its last sample."""
 
@@ -50,25 +57,33 @@ class Ledger:
     def of(cls, mixture: Mixture, state: StreamState) -> Self:
         """The ledger of a stream state."""
         weights = mixture.weights_at(max(state.step - 1, 0))
-        carried = np.bincount(
-            state.carried["source"], weights=state.carried["length"], minlength=len(weights)
-        ).astype(np.int64)
-        emitted = [s.read_tokens - s.truncated_tokens - s.dropped_tokens for s in state.sources]
+        total_weight = sum(weights)
+        carried = np.zeros(len(weights), np.int64)
+        np.add.at(carried, state.carried["source"], state.carried["length"].astype(np.int64))
+        by_samples = mixture.unit == "samples"
+        emitted = [s.emitted_samples if by_samples else s.emitted_tokens for s in state.sources]
+        total = max(sum(emitted), 1)
+        ended = state.ended or state.step == mixture.steps
         return cls(
             step=state.step,
             sources={
                 name: SourceLedger(
-                    weight=weights[i] / sum(weights),
-                    share=emitted[i] / max(sum(emitted), 1),
+                    weight=weights[i] / total_weight,
+                    share=emitted[i] / total,
                     rows=source.rows,
                     failures=source.failures,
+                    emitted_samples=source.emitted_samples,
                     read_tokens=source.read_tokens,
-                    emitted_tokens=emitted[i],
+                    emitted_tokens=source.emitted_tokens,
                     truncated_tokens=source.truncated_tokens,
                     dropped_tokens=source.dropped_tokens,
-                    carried_tokens=int(carried[i]),
+                    served_tokens=source.emitted_tokens - waiting,
+                    carried_tokens=waiting,
+                    dropped_at_end=waiting if ended else 0,
                     exhausted=source.exhausted,
                 )
-                for i, (name, source) in enumerate(zip(mixture.names, state.sources, strict=True))
+                for i, (name, source, waiting) in enumerate(
+                    zip(mixture.names, state.sources, carried.tolist(), strict=True)
+                )
             },
         )

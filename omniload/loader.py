@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from omniload.errors import MixtureError, SampleError, StateError
 from omniload.mixture import Mixture, SourceSpec
-from omniload.pieces import Cursor, SampleChunk
-from omniload.samples.convention import TEMPLATE, find_column, kind_of_type
+from omniload.payload import Payload
+from omniload.pieces import Cursor, Failure, SampleChunk
+from omniload.samples.chat import ChatTemplate
+from omniload.samples.convention import Convention
 from omniload.samples.cut import Labels
 from omniload.samples.prepare import Preparer, id_limit
 from omniload.samples.preparing import PreparingReader
@@ -24,27 +26,20 @@ from omniload.samples.reader import SampleReader
 from omniload.samples.run import Run, RunPart, make_chunk
 from omniload.samples.tokenize import Tokenizer
 from omniload.samples.transforms import Transform
-from omniload.samples.window import Failure, LoadedWindow, Policy
+from omniload.samples.window import LoadedWindow, Policy
 from omniload.sources import open_source
-from omniload.sources.order import Order
-from omniload.sources.protocol import Source
+from omniload.sources.order import Order, Shuffle
+from omniload.sources.protocol import FileEntry, Source
 from omniload.sources.serial import SerialSource
+from omniload.sources.shuffled import ShuffledRows
 from omniload.sources.split import Split
 
 BUFFER_BYTES = 256 << 20
 """Default bound on the payload a loader keeps."""
 _KEPT_FAILURES = 1000
+_MOST_BAD_ROWS = 1 << 14
+"""Bad rows that a chunk is not made to exceed by another run: each is an object, until it is written or counted."""
 _UNBOUNDED = 2**63 - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Payload:
-    """Tokens of pieces, in the order asked for."""
-
-    tokens: list[np.ndarray]
-    """One array per piece, of any integer type: its tokens, and the one after it where the sample goes on."""
-    loss_mask: list[np.ndarray | None]
-    """``bool`` of the same lengths: tokens that count in the loss; None where all do."""
 
 
 class SourceLoader:
@@ -65,6 +60,7 @@ class SourceLoader:
         labels: convention of the labels, which decides what counts as a target.
         tokenizer: needed for sources that are not pre-tokenised.
         eos: name or id of the token appended to every sample that is made from text.
+        chat_template: how messages become text if the source does not say: a built-in template's name, or a file.
         shuffle: order of the rows.
         window_blocks: blocks per shuffle window.
         held_out: fraction of the rows that are held out of training.
@@ -88,7 +84,8 @@ class SourceLoader:
         labels: Labels = "shifted",
         tokenizer: Tokenizer | None = None,
         eos: str | int | None = None,
-        shuffle: Literal["none", "window"] = "window",
+        chat_template: str = "chatml",
+        shuffle: Shuffle = "window",
         window_blocks: int = 4,
         held_out: float = 0.0,
         split: Split = "train",
@@ -97,7 +94,11 @@ class SourceLoader:
         self.name = name
         self.failures: deque[Failure] = deque(maxlen=_KEPT_FAILURES)
         """The rows quarantined last; one that is read again is listed again."""
-        self._source: Source = SerialSource(source)
+        self._shuffled = None
+        if shuffle == "global":
+            self._shuffled = ShuffledRows(source, seed=seed, split=split, held_out=held_out)
+            split, held_out = "train", 0.0  # it gives only rows of the split
+        self._source: Source = SerialSource(self._shuffled or source)
         self._spec = spec
         self._seed = seed
         self._seq_len = seq_len
@@ -115,39 +116,65 @@ class SourceLoader:
         self._window: LoadedWindow | None = None
         self._reading = threading.Lock()
         transforms = tuple(Transform(name, one) for one in spec.transforms)
-        self._reader = self._make_reader(transforms, tokenizer, eos, buffer_bytes)
-        self.fingerprints: dict[str, str] = {
-            "data": source.fingerprint,
-            "template": TEMPLATE,
+        template = ChatTemplate.load(spec.chat_template or chat_template)
+        self._reader = self._make_reader(transforms, tokenizer, eos, template, buffer_bytes)
+        self._others = {
+            "template": template.fingerprint if isinstance(self._reader, PreparingReader) else "",
             "tokenizer": tokenizer.fingerprint if tokenizer else "",
             "transforms": "-".join(transform.fingerprint for transform in transforms),
         }
-        """Digests of everything outside the mixture file that the samples depend on."""
 
     def _make_reader(
         self,
         transforms: tuple[Transform, ...],
         tokenizer: Tokenizer | None,
         eos: str | int | None,
+        template: ChatTemplate,
         buffer_bytes: int,
     ) -> SampleReader[Any]:
         """Choose how samples are made, by what the first file holds; its index or first rows are read."""
         schema = self._source.schema(0) if self._source.files and not transforms else None
-        columns = None
+        convention = Convention(self._spec.column, self._spec.columns)
+        columns: Callable[[Sequence[str]], list[str]] | None = None
         if schema is not None:
             where = f"source '{self.name}': {self._source.files[0].url}"
-            column = find_column(schema.names, self._spec.column, where)
-            kind = kind_of_type(column, schema.field(column).type, where)
-            if kind == "input_ids" and not pa.types.is_null(schema.field(column).type):
-                return PretokenisedReader(self._source, self._spec.column, id_limit(tokenizer), buffer_bytes)
-            if kind in ("text", "messages") and tokenizer is None:
+            found = convention.of_schema(schema, where)
+            column, kind = found
+            typed = not pa.types.is_null(schema.field(column).type)
+            if kind == "input_ids" and typed:
+                return PretokenisedReader(self._source, convention, id_limit(tokenizer), buffer_bytes)
+            if kind not in ("input_ids", None) and tokenizer is None:
                 raise MixtureError(f"{where}: holds {kind} in '{column}': set tokenizer: to a tokenizer.json")
-            columns = [column]
-        eos_id = tokenizer.token_id(eos) if tokenizer is not None and eos is not None else None
+            if typed:
+                columns = functools.partial(convention.needed, found)
+        extras = tuple(one.extras for one in transforms if one.extras is not None)
         preparer = Preparer(
-            source=self.name, column=self._spec.column, transforms=transforms, tokenizer=tokenizer, eos=eos_id
+            source=self.name,
+            convention=convention,
+            template=template,
+            transforms=transforms,
+            tokenizer=tokenizer,
+            eos=tokenizer.token_id(eos) if tokenizer is not None and eos is not None else None,
+            extras=extras,
+            placeholders=tuple(self._placeholder(one.placeholder, tokenizer) for one in extras),
+            whole_tokens=self._seq_len if self._spec.overflow in ("split", "truncate") else None,
         )
         return PreparingReader(self._source, columns, preparer, seed=self._seed, buffer_bytes=buffer_bytes)
+
+    def _placeholder(self, placeholder: str | int, tokenizer: Tokenizer | None) -> int:
+        where = f"source '{self.name}': placeholder"
+        if tokenizer is not None:
+            return tokenizer.token_id(placeholder, where)
+        if isinstance(placeholder, str):
+            raise MixtureError(
+                f"{where}: there is no tokenizer that knows '{placeholder}'; give its id instead"
+            )
+        return placeholder
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Digests of everything outside the mixture file that the samples depend on; may read the ends of files."""
+        return {"data": self._source.fingerprint, **self._others}
 
     @property
     def source(self) -> Source:
@@ -199,25 +226,30 @@ class SourceLoader:
         What is no longer in the buffer is derived again from its address, byte for byte the same. The arrays are
         views; do not change them.
         """
-        tokens: list[Any] = [None] * len(pieces)
-        masks: list[np.ndarray | None] = [None] * len(pieces)
         window = self._window
-        for indices, part in _by_block(pieces):
+        parts: list[tuple[Sequence[int], Payload]] = []
+        for places, part in _by_block(pieces):
             file, block = int(part["file"][0]), int(part["block"][0])
             current = window.block(file, block) if window else None
-            some_tokens, some_masks = self._reader.fetch(part, current, self._longest)
-            for i, values in zip(indices, some_tokens, strict=True):
-                tokens[i] = values
-            if some_masks is not None:
-                for i, mask in zip(indices, some_masks, strict=True):
-                    masks[i] = mask
-        return Payload(tokens=tokens, loss_mask=masks)
+            parts.append((places, self._reader.fetch(part, current, self._longest)))
+        return parts[0][1] if len(parts) == 1 else Payload.gathered(len(pieces), parts)
 
     def row_ids(self, file: int, block: int) -> np.ndarray:
         """``int64[rows]``: what identifies the rows of a block in their file: number, or offset of the line."""
         window = self._window
         current = window.block(file, block) if window else None
         return np.asarray(current.row_ids) if current else self._source.row_ids(file, block)
+
+    def origins(self, file: int, block: int, rows: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """Where rows of a block come from: the paths of their files, and ``int64[n]`` what identifies them there."""
+        entries, ids = self._origins(file, block, rows)
+        return [entry.path for entry in entries], ids
+
+    def _origins(self, file: int, block: int, rows: np.ndarray) -> tuple[list[FileEntry], np.ndarray]:
+        """As `origins`, the files themselves."""
+        if self._shuffled is not None:
+            return self._shuffled.origins(file, block, rows)
+        return [self._source.files[file]] * len(rows), self.row_ids(file, block)[rows]
 
     def release(self, pieces: np.ndarray) -> None:
         """Say that these pieces will not be asked for again, so that their payload need not be kept."""
@@ -246,7 +278,13 @@ class SourceLoader:
         if window is None or not window.starts_at(cursor):
             self._window = window = None  # before the next one takes its place in memory
             window = LoadedWindow(
-                cursor, self._source, self._order, self._reader, self._policy, self.failures
+                cursor,
+                self._source,
+                self._order,
+                self._reader,
+                self._policy,
+                self._origins,
+                self.failures,
             )
             self._window = window
         return window
@@ -254,8 +292,9 @@ class SourceLoader:
     def _collect(
         self, window: LoadedWindow, cursor: Cursor, max_samples: int
     ) -> tuple[list[RunPart], int, int]:
-        """Parts of runs, up to the first that gives a sample, and the (position, sub) after them."""
+        """Parts of runs, up to the first that gives a sample or much bad, and the (position, sub) after them."""
         parts: list[RunPart] = []
+        num_bad = 0
         position, sub = cursor.position, cursor.sub
         while position < window.num_rows:
             run = window.run_at(position)
@@ -269,7 +308,8 @@ class SourceLoader:
             if last < len(run.tokens):
                 return parts, int(run.position[last - 1]), int(run.sub[last - 1]) + 1
             position, sub = run.end, 0
-            if last > first:  # what is ready is not held back until more is
+            num_bad += len(run.bad)
+            if last > first or num_bad >= _MOST_BAD_ROWS:  # what is ready is not held back until more is
                 break
         return parts, position, sub
 
@@ -281,10 +321,10 @@ class SourceLoader:
 
     def _too_long(self, window: LoadedWindow, run: Run, sample: int) -> SampleError:
         piece = run.pieces[run.first_piece[sample]]
-        row_id = self.row_ids(int(piece["file"]), int(piece["block"]))[piece["row"]]
+        [entry], [row_id] = self._origins(int(piece["file"]), int(piece["block"]), piece["row"][None])
         return SampleError(
-            f"source '{self.name}': {self._source.files[piece['file']].url}, row {row_id}: a sample of "
-            f"{run.tokens[sample]} tokens, over seq_len {self._seq_len}; set overflow: split, truncate or drop"
+            f"source '{self.name}': {entry.url}, row {row_id}: a sample of {run.tokens[sample]} tokens, over seq_len"
+            f" {self._seq_len}; set overflow: split, truncate or drop"
         )
 
 
@@ -320,6 +360,7 @@ def open_loader(
         labels=mixture.labels,
         tokenizer=tokenizer,
         eos=mixture.eos,
+        chat_template=mixture.chat_template,
         shuffle=mixture.shuffle,
         window_blocks=mixture.window_blocks,
         held_out=mixture.held_out,

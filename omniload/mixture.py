@@ -6,14 +6,11 @@ data and the tokenizer it points to; nothing about ranks, threads or machines is
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -27,9 +24,24 @@ from pydantic import (
 )
 
 from omniload.errors import MixtureError
+from omniload.mixture_file import Overrides, override, read_layers
+from omniload.mixture_groups import FILE_KEYS, flatten
+from omniload.mixture_problem import first_problem
+from omniload.samples.builtin import TRANSFORMS
+from omniload.samples.chatml import CHAT_TEMPLATES
+from omniload.suggest import suggest
+from omniload.weights import WEIGHT_UNIT, integer_cap
 
 SMALLEST_SHARE = 1e-8
 """Smallest weight beside the largest: when it comes to mixing, weights are integers of 32 bits."""
+
+
+def _existing_template(value: str | None) -> str | None:
+    if value is not None and value not in CHAT_TEMPLATES and not Path(value).is_file():
+        raise ValueError(
+            f"no file {value}, and built in is only {', '.join(CHAT_TEMPLATES)}; correct the path or the name"
+        )
+    return value
 
 
 def _as_tuple(value: object) -> object:
@@ -37,16 +49,19 @@ def _as_tuple(value: object) -> object:
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class TransformSpec(_Frozen):
     """A function of one row, called before tokenisation."""
 
     call: str
-    """``package.module:function``; takes a row as a dict, returns None, a dict or a list of dicts."""
+    """``package.module:function``, or a built-in: `filter`, `rename`, `image_patches`. Takes a row as a dict, returns
+    None, a dict or a list of dicts. A class is made once with the arguments, and what it makes is called."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments passed with every call."""
+    """Keyword arguments."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,22 +72,82 @@ class TransformSpec(_Frozen):
     @classmethod
     def _names_a_function(cls, value: str) -> str:
         module, _, function = value.partition(":")
-        if not module or not function:
-            raise ValueError(f"'{value}' is not of the form package.module:function")
+        if value not in TRANSFORMS and not (module and function):
+            raise ValueError(
+                f"'{value}' is neither of the form package.module:function nor built in"
+                f"{suggest(value, list(TRANSFORMS))}"
+            )
         return value
+
+
+class ColumnMap(_Frozen):
+    """What a source calls the columns, keys and roles that samples are made from."""
+
+    input_ids: str = "input_ids"
+    """Token ids."""
+    labels: str = "labels"
+    """Of ready-made tokens: the same ids, or -100 for those that are not trained on."""
+    messages: str = "messages"
+    """A chat."""
+    tools: str = "tools"
+    """The tools offered in it."""
+    prompt: str = "prompt"
+    """What is not trained on before the completion: text or messages."""
+    completion: str = "completion"
+    """What is trained on after the prompt."""
+    text: str = "text"
+    """Text."""
+    role: str = "role"
+    """Key of a message: who speaks."""
+    content: str = "content"
+    """Key of a message: what is said."""
+    roles: dict[str, str] = Field(default_factory=dict)
+    """By the name of a role in the data: what the chat template calls it, like ``{human: user, gpt: assistant}``."""
+
+    @property
+    def renamed(self) -> frozenset[str]:
+        """Which of the columns have another name than usual; the sample is in one of them."""
+        names = ("input_ids", "messages", "prompt", "completion", "text")
+        return frozenset(name for name in names if getattr(self, name) != name)
+
+
+class RowRange(_Frozen):
+    """Consecutive rows of a source."""
+
+    start: int = Field(default=0, ge=0)
+    """First row, from 0."""
+    stop: int | None = Field(default=None, ge=1)
+    """Row after the last; None: to the end."""
+
+    @model_validator(mode="after")
+    def _ascends(self) -> Self:
+        if self.stop is not None and self.stop <= self.start:
+            raise ValueError(f"stop: {self.stop} is not after start: {self.start}; no row is between them")
+        return self
 
 
 class SourceSpec(_Frozen):
     """One dataset and its part in the mixture."""
 
-    path: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(min_length=1)
-    """Path, glob or fsspec URL of the files, or a list of them; relative to the mixture file."""
+    path: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """File, glob, braces or folder, local or an fsspec URL, or a list of them; relative to the mixture file."""
+    dataset: str | None = None
+    """In place of ``path``: ``package.module:function`` that makes a map-style torch dataset."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function that ``dataset`` names."""
     weight: float = Field(ge=0)
-    """Share of the stream in tokens, relative to the other sources'."""
-    format: Literal["parquet", "jsonl"] | None = None
-    """Format of the files; by default from their extension."""
+    """Share of the stream, relative to the other sources'; see ``unit``."""
+    max_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Most of all tokens emitted that may be this source's; what it may not give, the others do in proportion."""
+    format: str | None = None
+    """Format of the files, by its name; by default from their extension."""
     column: str | None = None
-    """Column of the sample; by default whichever of `input_ids`, `messages`, `text` is there."""
+    """Column of the sample; by default the first of `input_ids`, `messages`, `prompt` with `completion`, `text`."""
+    columns: ColumnMap = ColumnMap()
+    """What the columns are called where they have other names; for ShareGPT ``{messages: conversations, role: from,
+    content: value, roles: {human: user, gpt: assistant}}``."""
+    chat_template: str | None = None
+    """In place of the mixture's."""
     overflow: Literal["split", "truncate", "drop", "error"] = "split"
     """What becomes of a sample longer than ``seq_len``."""
     repeat: int = Field(default=1, ge=1)
@@ -81,8 +156,46 @@ class SourceSpec(_Frozen):
     """After the last pass: end the stream, go on without the source, or go round again for ever."""
     transforms: tuple[TransformSpec, ...] = ()
     """Functions applied to each row in order."""
+    read_columns: Annotated[tuple[str, ...] | None, BeforeValidator(_as_tuple)] = Field(
+        default=None, min_length=1
+    )
+    """The only columns to read; by default those that a sample is made from, and all if there are ``transforms``."""
+    rows: RowRange = RowRange()
+    """The only rows to read, counted over all files in the order of their paths."""
+    max_failures: int | None = Field(default=None, ge=0)
+    """Rows that may be quarantined; one more ends the stream with an error."""
+    max_failure_fraction: float | None = Field(default=None, ge=0, lt=1)
+    """Fraction of the rows consumed that may be quarantined, judged at every bad row from the 100th row on."""
     storage_options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Options of the filesystem that reads ``path``; not part of the stream's identity."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _template_exists(cls, value: str | None) -> str | None:
+        return _existing_template(value)
+
+    @model_validator(mode="after")
+    def _path_or_dataset(self) -> Self:
+        if bool(self.path) == (self.dataset is not None):
+            raise ValueError("either path: or dataset: says where the rows are; give one of them")
+        if self.dataset is None:
+            if self.args:
+                raise ValueError("args: are of a dataset: and here is a path; remove them")
+            return self
+        module, _, function = self.dataset.partition(":")
+        if not (module and function):
+            raise ValueError(f"dataset: '{self.dataset}' is not of the form package.module:function")
+        if self.format is not None or self.storage_options:
+            key = "storage_options" if self.format is None else "format"
+            raise ValueError(f"{key}: is of files, and here is a dataset; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_name_the_column(self) -> Self:
+        if self.column is not None and self.columns.renamed:
+            name = min(self.columns.renamed)
+            raise ValueError(f"column: and columns.{name} both name the column of the sample; remove one")
+        return self
 
 
 class Stage(_Frozen):
@@ -91,7 +204,7 @@ class Stage(_Frozen):
     step: int = Field(ge=0)
     """First step of the stage."""
     weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
-    """Weight in tokens of every source; without it, the sources' own weights hold."""
+    """Weight of every source; without it, the sources' own weights hold."""
 
 
 class Mixture(_Frozen):
@@ -103,22 +216,34 @@ class Mixture(_Frozen):
     """Length of the run; without it the loader goes on until a source says stop."""
     seq_len: int = Field(ge=2, lt=2**31)
     """Tokens per pack."""
-    packs: int = Field(ge=1)
-    """Packs per step, over the whole job."""
+    packing: Literal["best_fit", "none"] = "best_fit"
+    """``best_fit``: several documents in a pack of ``seq_len`` tokens; ``none``: one, padded to its lane's longest."""
+    packs: int | None = Field(default=None, ge=1)
+    """Packs per step, over the whole job; with ``packing: none``, samples."""
+    lane_tokens: int | None = Field(default=None, ge=1)
+    """With ``packing: none``, instead of ``packs``: tokens of a lane, padding included, that samples have to fit in."""
     lanes: int = Field(default=1, ge=1)
     """Microbatch slots per step, ``packs / lanes`` packs in each; the data-parallel size must divide it."""
     tokenizer: str | None = None
     """``tokenizer.json`` of the `tokenizers` library; needed by every source that is not pre-tokenised."""
     eos: StrictStr | StrictInt | None = None
-    """Token appended to every sample made from text: its name in the tokenizer, or its id."""
+    """Token appended to every sample made from text: its name in the tokenizer, or its id. A chat that its template
+    ends with it gets no second one."""
+    chat_template: str = "chatml"
+    """How messages become text: the built-in ``chatml``, a Jinja file, or a ``tokenizer_config.json``."""
     labels: Literal["shifted", "hf"] = "shifted"
     """``shifted``: lanes carry ``targets``; ``hf``: unshifted ``labels``, as models that shift want them."""
-    shuffle: Literal["none", "window"] = "window"
-    """Order of the rows: as stored, or permuted in windows of permuted blocks of permuted files."""
+    shuffle: Literal["none", "window", "global"] = "window"
+    """Order of the rows: as stored; permuted in windows of permuted blocks of permuted files; or permuted over all
+    files, of formats whose rows can be read one by one."""
     window_blocks: int = Field(default=4, ge=1)
     """Blocks (row groups, byte ranges) per shuffle window."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of every source's rows kept out of training, for evaluation."""
+    unit: Literal["tokens", "samples"] = "tokens"
+    """What the weights are shares of."""
+    quarantine: str | None = None
+    """Local file that bad rows are appended to, one JSON object a line; by default they are only counted."""
     sources: dict[str, SourceSpec] = Field(min_length=1, max_length=2**16)
     """The datasets by name."""
     schedule: tuple[Stage, ...] = ()
@@ -134,11 +259,23 @@ class Mixture(_Frozen):
                 )
         return stages
 
+    @field_validator("chat_template")
+    @classmethod
+    def _template_exists(cls, value: str) -> str | None:
+        return _existing_template(value)
+
     @field_validator("tokenizer", mode="after")
     @classmethod
     def _tokenizer_exists(cls, value: str | None) -> str | None:
         if value is not None and not Path(value).is_file():
             raise ValueError(f"no file {value}: train one with the tokenizers library or correct the path")
+        return value
+
+    @field_validator("quarantine")
+    @classmethod
+    def _quarantine_is_local(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value:
+            raise ValueError(f"{value} cannot be appended to; give the path of a local file")
         return value
 
     @model_validator(mode="after")
@@ -147,7 +284,8 @@ class Mixture(_Frozen):
             raise ValueError(
                 "eos: nothing is tokenised without 'tokenizer', and input_ids are taken as they are; remove it"
             )
-        if self.packs % self.lanes:
+        self._check_size()
+        if self.packs and self.packs % self.lanes:
             near = _nearest(self.lanes, [n for n in range(1, self.packs + 1) if self.packs % n == 0])
             raise ValueError(
                 f"lanes: {self.lanes} does not divide packs: {self.packs}; nearest values that do: {near}"
@@ -155,8 +293,24 @@ class Mixture(_Frozen):
         for stage in self.schedule:
             self._check_stage(stage)
         if not self.schedule or self.schedule[0].step > 0 or any(s.weights is None for s in self.schedule):
-            self._check_positive({name: spec.weight for name, spec in self.sources.items()}, "sources")
+            self._check_weights({name: spec.weight for name, spec in self.sources.items()}, "sources")
         return self
+
+    def _check_size(self) -> None:
+        """One of packs and lane_tokens says how large a step is."""
+        if self.lane_tokens is None:
+            if self.packs is None:
+                raise ValueError("'packs' is missing; add it")
+        elif self.packing != "none":
+            raise ValueError(
+                "lane_tokens: a budget of padded tokens; packs are full: remove it, or set packing: none"
+            )
+        elif self.packs is not None:
+            raise ValueError("lane_tokens: says how large a step is, and so does packs; remove one of them")
+        elif self.lane_tokens < self.seq_len:
+            raise ValueError(
+                f"lane_tokens: {self.lane_tokens} has no room for a sample of seq_len {self.seq_len}; raise it"
+            )
 
     def _check_stage(self, stage: Stage) -> None:
         if stage.weights is None:
@@ -164,14 +318,13 @@ class Mixture(_Frozen):
         where = f"schedule, stage at step {stage.step}"
         for name in stage.weights:
             if name not in self.sources:
-                raise ValueError(f"{where}: no source '{name}'{_suggest(name, list(self.sources))}")
+                raise ValueError(f"{where}: no source '{name}'{suggest(name, list(self.sources))}")
         for name in self.sources:
             if name not in stage.weights:
                 raise ValueError(f"{where}: no weight for source '{name}'; add it (0 leaves it out)")
-        self._check_positive(stage.weights, where)
+        self._check_weights(stage.weights, where)
 
-    @staticmethod
-    def _check_positive(weights: Mapping[str, float], where: str) -> None:
+    def _check_weights(self, weights: Mapping[str, float], where: str) -> None:
         largest = max(weights.values())
         if largest == 0:
             raise ValueError(f"{where}: every weight is 0; give at least one source a positive weight")
@@ -181,31 +334,51 @@ class Mixture(_Frozen):
                     f"{where}: the weight of '{name}', {weight:g}, is below {SMALLEST_SHARE:g} of the largest;"
                     " raise it, or set it to 0"
                 )
+        caps = [self.sources[name].max_fraction for name, weight in weights.items() if weight]
+        if sum(map(integer_cap, caps)) < WEIGHT_UNIT:
+            raise ValueError(
+                f"{where}: by max_fraction the sources that have a weight give at most {sum(caps):g} of the tokens;"
+                " raise one, or give another source a weight"
+            )
 
     @classmethod
-    def load(cls, mixture: Mixture | Mapping[str, Any] | str | Path, **overrides: Any) -> Mixture:
+    def load(
+        cls,
+        mixture: Mixture | Mapping[str, Any] | str | Path,
+        *,
+        overrides: Overrides = (),
+        **keys: Any,
+    ) -> Mixture:
         """Read and validate a mixture.
 
         Args:
             mixture: a YAML file, a mapping of the same shape, or a mixture.
-            overrides: top-level keys that replace the file's; None means "as in the file".
+            overrides: dotted keys that replace the file's, as ``["sources.web.weight=0.3"]``, values in YAML, or
+                as a mapping.
+            keys: top-level keys that replace both; None means "as there".
 
         Raises:
             MixtureError: one line naming the file, the key and the remedy.
         """
-        overrides = {key: value for key, value in overrides.items() if value is not None}
         if isinstance(mixture, Mixture):
-            values: dict[str, Any] = mixture.model_dump()
-            where, base = "mixture", Path()
-        elif isinstance(mixture, Mapping):
-            values, where, base = dict(mixture), "mixture", Path()
+            where, values = "mixture", mixture.model_dump()
         else:
-            path = Path(mixture)
-            values, where, base = _read_yaml(path), str(path), path.parent
+            where, values = (
+                ("mixture" if isinstance(mixture, Mapping) else str(mixture)),
+                read_layers(mixture),
+            )
+        values = override(values, overrides)
+        values = override(values, {key: value for key, value in keys.items() if value is not None})
         try:
-            return cls.model_validate(_resolve_paths({**values, **overrides}, base))
+            return cls.model_validate(flatten(values, where))
         except ValidationError as error:
-            raise MixtureError(f"{where}: {_first_problem(error, cls)}") from None
+            raise MixtureError(f"{where}: {first_problem(error, cls, FILE_KEYS)}") from None
+
+    @property
+    def lane_budget(self) -> int:
+        """``lane_tokens`` of a mixture that has it instead of ``packs``."""
+        assert self.lane_tokens is not None, "a mixture has one of the two"
+        return self.lane_tokens
 
     @property
     def names(self) -> list[str]:
@@ -222,101 +395,6 @@ class Mixture(_Frozen):
         return [weights[name] for name in self.names]
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key given twice, of which YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge" or not isinstance(key_node, yaml.ScalarNode):
-                continue  # `<<` is resolved, and a key that is no scalar refused, by the parent
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                line = key_node.start_mark.line + 1
-                raise MixtureError(f"key '{key}' given twice, the second time in line {line}: remove one")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MixtureError(f"{path}: no such mixture file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise MixtureError(f"{path}: cannot be read: {error}") from error
-    try:
-        values = yaml.load(text, _UniqueKeyLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise MixtureError(f"{path}: not valid YAML in line {line}: {error.problem}") from None
-    except (yaml.YAMLError, MixtureError) as error:
-        raise MixtureError(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise MixtureError(f"{path}: holds no mapping of keys; see the README for an example")
-    return values
-
-
-def _resolve_paths(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Make the relative paths of a mixture file relative to the file, not to the working directory."""
-
-    def resolve(path: object) -> object:
-        if not isinstance(path, str) or "://" in path:
-            return path
-        return str(base / os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises if there is no such user
-
-    resolved = dict(values)
-    resolved["tokenizer"] = resolve(values.get("tokenizer"))
-    sources = values.get("sources")
-    if isinstance(sources, Mapping):
-        resolved["sources"] = {
-            name: {
-                **spec,
-                "path": [resolve(p) for p in spec["path"]]
-                if isinstance(spec["path"], list | tuple)
-                else resolve(spec["path"]),
-            }
-            if isinstance(spec, Mapping) and "path" in spec
-            else spec
-            for name, spec in sources.items()
-        }
-    return resolved
-
-
 def _nearest(value: int, allowed: list[int], count: int = 4) -> str:
     ranked = sorted(allowed, key=lambda other: (abs(other - value), other))[:count]
     return ", ".join(str(other) for other in sorted(ranked))
-
-
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; known are: {', '.join(known)}"
-
-
-def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Keys that are allowed beside the last element of ``location``."""
-    inner: dict[str, type[BaseModel]] = {
-        "sources": SourceSpec,
-        "schedule": Stage,
-        "transforms": TransformSpec,
-    }
-    for part in location[:-1]:
-        if isinstance(part, str) and part in inner:
-            model = inner[part]
-    return list(model.model_fields)
-
-
-def _first_problem(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first problem pydantic found, as one line: key, what is wrong, remedy."""
-    # A misspelt key is also a missing one: the misspelling is what the user can act on.
-    problem = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-    location = tuple(part for part in problem["loc"] if part not in ("function-before", "str", "int"))
-    key = ".".join(str(part) for part in location)
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{_suggest(str(location[-1]), _fields_at(model, location))}"
-    if problem["type"] == "missing":
-        return f"'{key}' is missing; add it"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"

@@ -6,6 +6,7 @@ sample into *pieces* of at most ``seq_len`` tokens. The planner sees pieces only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -26,6 +27,15 @@ PIECE = np.dtype(
     ]
 )
 """One piece: where it comes from and what the planner needs to know. Packed, little-endian, 36 bytes."""
+
+_BYTES = np.dtype((np.void, PIECE.itemsize))
+
+
+def join_pieces(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """``PIECE[n]`` tables one after the other; `numpy.concatenate` would compare their fields, table by table."""
+    if not parts:
+        return np.empty(0, PIECE)
+    return np.concatenate([part.view(_BYTES) for part in parts]).view(PIECE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +70,26 @@ class Cursor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A row that was quarantined."""
+
+    source: str
+    """Name of the source."""
+    path: str
+    """Path or URL of the file."""
+    row_id: int
+    """Row number, or byte offset of the line."""
+    epoch: int
+    """Pass over the source, from 0."""
+    window: int
+    """Index of the shuffle window in the epoch."""
+    position: int
+    """Permuted row in the window."""
+    reason: str
+    """What is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleChunk:
     """Metadata of consecutive samples of one source, in its order, from one window.
 
@@ -85,6 +115,8 @@ class SampleChunk:
     the rows after the last sample. A chunk that begins inside a row (``begin.sub > 0``) does not count it again."""
     failures: np.ndarray
     """``int64[n + 1]``: as ``rows``, the quarantined ones among them."""
+    failed: tuple[Failure, ...] = ()
+    """``[sum(failures)]``: those, in order."""
     tokens: np.ndarray
     """``int64[n]``: tokens of the sample before the overflow policy: emitted + truncated + dropped."""
     truncated: np.ndarray

@@ -63,16 +63,18 @@ class Place:
                 f"dp_rank: {self.dp_rank} is not in 0..{self.dp_size - 1} (dp_size: {self.dp_size})"
             )
         if mixture.lanes % self.dp_size:
+            of_packs = f" and {mixture.packs} packs" if mixture.packs else ""
+            most = mixture.packs or mixture.lanes + self.dp_size
             fitting = [
                 lanes
-                for lanes in range(self.dp_size, mixture.packs + 1, self.dp_size)
-                if mixture.packs % lanes == 0
+                for lanes in range(self.dp_size, most + 1, self.dp_size)
+                if mixture.packs is None or mixture.packs % lanes == 0
             ]
             lanes = sorted(sorted(fitting, key=lambda n: abs(n - mixture.lanes))[:3])
             sizes = [n for n in range(1, mixture.lanes + 1) if mixture.lanes % n == 0]
             raise PlaceError(
                 f"lanes: {mixture.lanes} cannot be shared by dp_size {self.dp_size}; nearest dp_size for these lanes:"
                 f" {sorted(sorted(sizes, key=lambda n: abs(n - self.dp_size))[:3])}; nearest lanes for this dp_size"
-                f" and {mixture.packs} packs: {lanes or f'none, packs must be a multiple of {self.dp_size}'}"
+                f"{of_packs}: {lanes or f'none, packs must be a multiple of {self.dp_size}'}"
             )
         return list(range(self.dp_rank, mixture.lanes, self.dp_size))

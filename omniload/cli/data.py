@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from omniload.cli.index import index
 from omniload.errors import SourceError
 from omniload.loader import SourceLoader, open_loader
 from omniload.mixture import Mixture
@@ -18,17 +21,27 @@ from omniload.pieces import Cursor
 from omniload.place import Place
 
 app = typer.Typer(no_args_is_help=True)
+app.command()(index)
 
 MixtureFile = Annotated[Path, typer.Argument(help="The mixture's YAML file.", metavar="MIXTURE")]
+Overrides = Annotated[
+    list[str],
+    typer.Argument(
+        help="Keys that replace the file's, as sources.web.weight=0.3; values in YAML.",
+        metavar="KEY=VALUE",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
 def validate(
     mixture: MixtureFile,
+    overrides: Overrides = [],  # noqa: B006 - typer makes a new one
     dp_size: Annotated[int, typer.Option(min=1, help="Data-parallel ranks that shall share the lanes.")] = 1,
 ) -> None:
     """Check a mixture: the file, its paths, and one row of every source; then print what it holds."""
-    spec = Mixture.load(mixture)
+    spec = Mixture.load(mixture, overrides=overrides)
     Place(dp_size=dp_size).lanes_of(spec)
     table = Table("source", "files", "size", "weight", "first sample", title=str(mixture))
     weights = spec.weights_at(0)
@@ -48,7 +61,7 @@ def validate(
     console = Console()
     console.print(table)
     console.print(
-        f"valid: {spec.packs} packs of {spec.seq_len:,} tokens a step in {spec.lanes} lanes,"
+        f"valid: {_size_of(spec)} a step in {spec.lanes} lanes,"
         f" {spec.lanes // dp_size} for each of {dp_size} data-parallel ranks"
     )
 
@@ -56,6 +69,7 @@ def validate(
 @app.command()
 def preview(
     mixture: MixtureFile,
+    overrides: Overrides = [],  # noqa: B006 - typer makes a new one
     steps: Annotated[int, typer.Option(min=1, help="Steps to show.")] = 1,
     samples: Annotated[int, typer.Option(min=1, help="Samples to show of each step.")] = 12,
     width: Annotated[int, typer.Option(min=8, help="Characters of text to show of each.")] = 60,
@@ -63,10 +77,12 @@ def preview(
     """Show the first samples of the stream: where each comes from, and how it begins."""
     import tokenizers
 
-    from omniload.client import DataLoader
+    from omniload import DataLoader
 
     console = Console()
-    with DataLoader(mixture) as loader:
+    # A look at the stream leaves no trace.
+    spec = Mixture.load(mixture, overrides=[*overrides, "quarantine=null"])
+    with DataLoader(spec) as loader:
         path = loader.mixture.tokenizer
         tokenizer = tokenizers.Tokenizer.from_file(path) if path else None
         for lanes in islice(loader.steps(), steps):
@@ -97,6 +113,17 @@ def preview(
             console.print(f"{total:,} tokens in {room:,} places ({total / room:.2%} full)")
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the mixture file, for editors: save it, and name it in the file's first line.
+
+    # yaml-language-server: $schema=mixture.schema.json
+    """
+    from omniload.mixture_schema import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
 def _first_sample_tokens(loader: SourceLoader) -> int | None:
     """Tokens of the first sample of a source; None if a whole pass gives none."""
     cursor, ends_epoch = Cursor(), False
@@ -114,3 +141,12 @@ def _human(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
         size /= 1024
     return f"{size:,.1f} TiB"
+
+
+def _size_of(mixture: Mixture) -> str:
+    if mixture.packs is None:
+        return f"{mixture.lanes * mixture.lane_budget:,} tokens, padding included,"
+    rows = "packs" if mixture.packing == "best_fit" else "samples of at most"
+    return (
+        f"{mixture.packs} {rows}{' of' if mixture.packing == 'best_fit' else ''} {mixture.seq_len:,} tokens"
+    )

@@ -1,38 +1,267 @@
 """Mixing: which source gives the next sample, by largest integer deficit against the scheduled weights.
 
-After every draw of ``n`` tokens each source is owed its weight's share of them and the drawn one has received ``n``.
-The next draw is from the source that is owed most. All of it is exact integer arithmetic, so that the order is the
-same on every platform; any prefix of the draws stays within two of the longest samples of its declared share.
+After every draw of ``n`` (tokens, or 1 if the weights are shares of samples) each source is owed its weight's share of
+it and the drawn one has received ``n``. The next draw is from the source that is owed most. All of it is exact integer
+arithmetic, so that the order is the same on every platform; any prefix of the draws stays within two of the longest
+samples of its declared share.
+
+A source whose tokens are more than its cap's share of all is out until the others have caught up: it accrues nothing
+and cannot be drawn, and the weights of the others are renormalised. So its tokens never exceed its share by more than
+one sample, whatever the weights and their unit.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
-from fractions import Fraction
+from dataclasses import dataclass
+from typing import Protocol
 
-WEIGHT_UNIT = 2**32
-"""Integer weights are parts of this; they add up to exactly this."""
+import numpy as np
+
+from omniload.kernels import KERNELS
+from omniload.weights import WEIGHT_UNIT, renormalised
+
+FEW_SOURCES = 16
+"""Up to this many sources a loop over Python's integers is faster than arrays."""
+
+_FEW_TO_LOOK_AT = 64
+"""With more, looking at what every source has at hand costs more than drawing one by one."""
+_MOST_TOKENS = 2**28
+_MOST_DEFICIT = 2**61
+_OUT = -(2**63)
 
 
-def integer_weights(weights: Sequence[float]) -> list[int]:
-    """Scale non-negative weights to integers that add up to `WEIGHT_UNIT`, by largest remainder.
+class Drawable(Protocol):
+    """A source with samples at hand."""
 
-    A source of weight 0 gets exactly 0. Ties go to the lower index.
+    @property
+    def ready(self) -> np.ndarray:
+        """``int64[n]``: emitted tokens of those samples, in order."""
+
+    def draw_ready(self, orders: list[int]) -> None:
+        """Draw as many of them, with these draw numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Some draws."""
+
+    sources: list[int]
+    """Which sources were drawn from, ascending."""
+    samples: int
+    """How many draws."""
+    tokens: int
+    """Emitted tokens of the samples."""
+    pieces: int
+    """Their pieces."""
+
+
+class Mixer:
+    """What every source is owed.
+
+    Args:
+        deficits: what each is owed, in units times `WEIGHT_UNIT`.
+        emitted: tokens of each so far.
+        caps: most of all tokens that may be each one's, in parts of `WEIGHT_UNIT`.
+        by_samples: whether weights are shares of samples and not of tokens.
     """
-    total = sum(Fraction(weight) for weight in weights)
-    assert total > 0, "the mixture guarantees a positive weight"
-    shares = [Fraction(weight) * WEIGHT_UNIT / total for weight in weights]
-    parts = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (parts[i] - shares[i], i))
-    for i in by_remainder[: WEIGHT_UNIT - sum(parts)]:
-        parts[i] += 1
-    return parts
+
+    def __init__(
+        self,
+        deficits: Sequence[int],
+        emitted: Sequence[int],
+        caps: Sequence[int],
+        *,
+        by_samples: bool = False,
+    ) -> None:
+        self._by_samples = by_samples
+        self._emitted = list(emitted)
+        self._total = sum(emitted)
+        self._caps = caps
+        self._capped = any(cap < WEIGHT_UNIT for cap in caps)
+        self._declared = np.zeros(len(deficits), np.int64)
+        self._is_out = np.zeros(len(deficits), bool)
+        # The sources that are out, by the total of tokens at which they are so no more.
+        self._back_at: list[tuple[int, int]] = []
+        for source in range(len(deficits)):
+            self._put_out_if_over_cap(source)
+        few = len(deficits) <= FEW_SOURCES or max(map(abs, deficits)) > _MOST_DEFICIT
+        self._owed: _OwedToFew | _OwedToMany = _OwedToFew(deficits) if few else _OwedToMany(deficits)
+
+    @property
+    def deficits(self) -> tuple[int, ...]:
+        """What each source is owed, in units times `WEIGHT_UNIT`."""
+        return tuple(self._owed.deficits())
+
+    def set_weights(self, weights: Sequence[int]) -> None:
+        """Go on with these integer weights; a source of weight 0 accrues nothing and is not drawn."""
+        self._declared = np.array(weights, np.int64)
+        self._apply_weights()
+
+    def most_owed(self) -> int | None:
+        """The source to draw from, the first on ties; None if there is none that has a weight and is below its cap."""
+        return self._owed.most()
+
+    def draw(self, source: int, tokens: int) -> None:
+        """Account for a sample of the source that `most_owed` named; one of no tokens changes nothing."""
+        amount = min(tokens, 1) if self._by_samples else tokens
+        if isinstance(self._owed, _OwedToMany) and not self._owed.holds(source, amount):
+            self._owed = _OwedToFew(self._owed.deficits())
+            self._apply_weights()
+        self._owed.pay(source, amount)
+        if self._capped:
+            self._heed_caps(source, tokens)
+
+    def draw_ready(
+        self, sources: Sequence[Drawable], seq_len: int, tokens: int, pieces: int, order: int
+    ) -> Run:
+        """Draw as `most_owed` and `draw` would, in one go, while there are samples at hand.
+
+        Does nothing where that pays not, cannot be done in 64 bits, or takes caps into account.
+
+        Args:
+            sources: of all sources, the samples.
+            seq_len: longest piece.
+            tokens: stop when that many are drawn,
+            pieces: or that many pieces.
+            order: number of the first draw.
+        """
+        nothing = Run(sources=[], samples=0, tokens=0, pieces=0)
+        if KERNELS is None or self._capped or len(sources) > _FEW_TO_LOOK_AT:
+            return nothing
+        held = self._owed.deficits()
+        if max(map(abs, held)) > _MOST_DEFICIT:
+            return nothing
+        deficits, drawn = np.array(held, np.int64), list[int]()
+        num_tokens, num_pieces, _ = KERNELS.draw(
+            deficits,
+            self._declared,
+            [source.ready for source in sources],
+            np.zeros(len(sources), np.int64),
+            self._by_samples,
+            seq_len,
+            tokens,
+            pieces,
+            drawn,
+        )
+        if not drawn:
+            return nothing
+        self._owed.replace(deficits)
+        source_of = np.array(drawn)
+        drawn_from = np.unique(source_of).tolist()
+        for source in drawn_from:
+            sources[source].draw_ready((np.flatnonzero(source_of == source) + order).tolist())
+        return Run(sources=drawn_from, samples=len(drawn), tokens=num_tokens, pieces=num_pieces)
+
+    def leave(self, source: int) -> None:
+        """Strike what a source is owed: it gave its last sample."""
+        self._owed.strike(source)
+
+    def _apply_weights(self) -> None:
+        self._owed.set_weights(renormalised(np.where(self._is_out, 0, self._declared)))
+
+    def _heed_caps(self, source: int, tokens: int) -> None:
+        self._emitted[source] += tokens
+        self._total += tokens
+        changed = False
+        while self._back_at and self._back_at[0][0] <= self._total:
+            self._is_out[heapq.heappop(self._back_at)[1]] = False
+            changed = True
+        if self._put_out_if_over_cap(source) or changed:
+            self._apply_weights()
+
+    def _put_out_if_over_cap(self, source: int) -> bool:
+        emitted, cap = self._emitted[source] * WEIGHT_UNIT, self._caps[source]
+        over = emitted > cap * self._total
+        if over:
+            self._is_out[source] = True
+            heapq.heappush(self._back_at, (-(-emitted // cap), source))
+        return over
 
 
-def most_owed(deficits: Sequence[int], weights: Sequence[int]) -> int:
-    """Index of the source with the largest deficit among those with a weight; the first on ties."""
-    best, best_deficit = -1, 0
-    for i, deficit in enumerate(deficits):
-        if weights[i] and (best < 0 or deficit > best_deficit):
-            best, best_deficit = i, deficit
-    return best
+class _OwedToFew:
+    """Deficits and weights in Python's integers, of any size."""
+
+    def __init__(self, deficits: Sequence[int]) -> None:
+        self._deficits = list(deficits)
+        self._weights: list[tuple[int, int]] = []  # (source, weight) of those that have one
+
+    def deficits(self) -> list[int]:
+        return self._deficits
+
+    def replace(self, deficits: np.ndarray) -> None:
+        self._deficits = deficits.tolist()
+
+    def set_weights(self, weights: np.ndarray) -> None:
+        sources = np.flatnonzero(weights)
+        self._weights = list(zip(sources.tolist(), weights[sources].tolist(), strict=True))
+
+    def most(self) -> int | None:
+        best, largest = None, 0
+        for source, _ in self._weights:
+            deficit = self._deficits[source]
+            if best is None or deficit > largest:
+                best, largest = source, deficit
+        return best
+
+    def pay(self, source: int, amount: int) -> None:
+        deficits = self._deficits
+        for one, weight in self._weights:
+            deficits[one] += weight * amount
+        deficits[source] -= WEIGHT_UNIT * amount
+
+    def strike(self, source: int) -> None:
+        self._deficits[source] = 0
+
+
+class _OwedToMany:
+    """Deficits and weights in 64 bits.
+
+    They hold: the largest deficit is at most 2⁶¹ before a payment and grows by at most 2²⁸ tokens times a weight of
+    2³² or less; a deficit only falls when its source is drawn, and not below -2⁶¹. `holds` looks at the two that
+    move; by the bound on prefixes, samples of 2²⁸ tokens would have to be owed twice over for it to say no.
+    """
+
+    def __init__(self, deficits: Sequence[int]) -> None:
+        self._deficits = np.array(deficits, np.int64)
+        self._weights = np.zeros(len(deficits), np.int64)
+        self._shares = np.empty_like(self._weights)
+        # Deficits of the sources that have a weight, those of the others too low to be the largest.
+        self._drawable = np.full(len(deficits), _OUT, np.int64)
+        self._any = False
+
+    def deficits(self) -> list[int]:
+        deficits: list[int] = np.where(self._weights > 0, self._drawable, self._deficits).tolist()
+        return deficits
+
+    def replace(self, deficits: np.ndarray) -> None:
+        self._deficits = deficits
+        self._drawable = np.where(self._weights > 0, deficits, _OUT)
+
+    def set_weights(self, weights: np.ndarray) -> None:
+        self._deficits = np.where(self._weights > 0, self._drawable, self._deficits)
+        self._drawable = np.where(weights > 0, self._deficits, _OUT)
+        self._weights = weights
+        self._any = bool(weights.any())
+
+    def most(self) -> int | None:
+        return int(self._drawable.argmax()) if self._any else None
+
+    def holds(self, source: int, amount: int) -> bool:
+        largest = int(self._drawable[source])
+        return (
+            amount <= _MOST_TOKENS
+            and largest <= _MOST_DEFICIT
+            and largest - WEIGHT_UNIT * amount >= -_MOST_DEFICIT
+        )
+
+    def pay(self, source: int, amount: int) -> None:
+        np.multiply(self._weights, amount, out=self._shares)
+        self._drawable += self._shares
+        self._drawable[source] -= WEIGHT_UNIT * amount
+
+    def strike(self, source: int) -> None:
+        self._deficits[source] = 0
+        if self._weights[source]:
+            self._drawable[source] = 0

@@ -15,12 +15,12 @@ class Plan:
 
     step: int
     """Index of the step, from 0."""
-    num_lanes: int
-    """Microbatch slots of the step."""
     pieces: np.ndarray
     """``PIECE[n]``, by pack, in the order they lie in it."""
     offsets: np.ndarray
     """``int64[packs + 1]``: pack p holds ``pieces[offsets[p]:offsets[p + 1]]``."""
+    lane_offsets: np.ndarray
+    """``int64[lanes + 1]``: lane l, a microbatch slot, holds the packs ``lane_offsets[l]:lane_offsets[l + 1]``."""
 
     @property
     def num_packs(self) -> int:
@@ -28,9 +28,9 @@ class Plan:
         return len(self.offsets) - 1
 
     @property
-    def packs_per_lane(self) -> int:
-        """Packs of each lane; lane l holds the packs from ``l * packs_per_lane`` on."""
-        return self.num_packs // self.num_lanes
+    def num_lanes(self) -> int:
+        """Lanes of the step."""
+        return len(self.lane_offsets) - 1
 
     @cached_property
     def num_target_tokens(self) -> int:
@@ -42,17 +42,23 @@ class Plan:
         """Digest of everything above: equal plans, and only those, have equal hashes."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(np.array([self.step, self.num_lanes, self.num_packs], "<i8").tobytes())
+        digest.update(self.lane_offsets.astype("<i8").tobytes())
         digest.update(self.offsets.astype("<i8").tobytes())
         digest.update(self.pieces.tobytes())
         return digest.hexdigest()
 
+    def packs_of(self, lane: int) -> range:
+        """The packs of one lane, numbered in the step."""
+        return range(int(self.lane_offsets[lane]), int(self.lane_offsets[lane + 1]))
+
     def lane_slice(self, lane: int) -> slice:
         """The pieces of one lane, as a slice of ``pieces``."""
-        first = lane * self.packs_per_lane
-        return slice(int(self.offsets[first]), int(self.offsets[first + self.packs_per_lane]))
+        packs = self.packs_of(lane)
+        return slice(int(self.offsets[packs.start]), int(self.offsets[packs.stop]))
 
     def pack_of_piece(self, lane: int) -> np.ndarray:
         """``int64[n]``: the pack, numbered in the step, of each piece of a lane."""
-        first = lane * self.packs_per_lane
-        counts = np.diff(self.offsets[first : first + self.packs_per_lane + 1])
-        return np.repeat(np.arange(first, first + self.packs_per_lane), counts)
+        packs = self.packs_of(lane)
+        return np.repeat(
+            np.arange(packs.start, packs.stop), np.diff(self.offsets[packs.start : packs.stop + 1])
+        )

@@ -21,8 +21,6 @@ class SourceState:
 
     cursor: Cursor = field(default_factory=Cursor)
     """The next sample to draw."""
-    deficit: int = 0
-    """What the source is owed against its weight, in tokens times `WEIGHT_UNIT`."""
     exhausted: bool = False
     """Whether it gave its last sample."""
     rows: int = 0
@@ -35,34 +33,53 @@ class SourceState:
     """Tokens among them cut off by ``overflow: truncate``."""
     dropped_tokens: int = 0
     """Tokens among them lost with samples dropped by ``overflow: drop``."""
+    emitted_samples: int = 0
+    """Samples that entered the stream."""
+
+    @property
+    def emitted_tokens(self) -> int:
+        """Tokens that entered the stream."""
+        return self.read_tokens - self.truncated_tokens - self.dropped_tokens
 
     def to_list(self) -> list[Any]:
         """The fields as a JSON-serialisable list."""
         return [
             self.cursor.to_list(),
-            self.deficit,
             int(self.exhausted),
             self.rows,
             self.failures,
             self.read_tokens,
             self.truncated_tokens,
             self.dropped_tokens,
+            self.emitted_samples,
         ]
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Self:
-        """Inverse of `to_list`."""
-        cursor, deficit, exhausted, rows, failures, read, truncated, dropped = values
+        """Inverse of `to_list`.
+
+        Raises:
+            ValueError: a field is not there, or is no number that it can be.
+        """
+        cursor, exhausted, rows, failures, read, truncated, dropped, samples = values
+        _check_counts(cursor, below=2**32)
+        _check_counts(values[1:], below=2**63)
         return cls(
             cursor=Cursor.from_list(cursor),
-            deficit=deficit,
             exhausted=bool(exhausted),
             rows=rows,
             failures=failures,
             read_tokens=read,
             truncated_tokens=truncated,
             dropped_tokens=dropped,
+            emitted_samples=samples,
         )
+
+
+def _check_counts(values: list[Any], *, below: int) -> None:
+    for value in values:
+        if not isinstance(value, int) or not 0 <= value < below:
+            raise ValueError(f"{value!r} is no count below {below}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,19 +90,32 @@ class StreamState:
     """Index of the next step to plan."""
     sources: tuple[SourceState, ...]
     """In the order of `Mixture.names`."""
+    deficits: tuple[int, ...]
+    """What each source is owed against its weight, in the unit of the weights times `WEIGHT_UNIT`."""
     carried: np.ndarray
     """``PIECE[n]``: drawn, not yet in a plan; in the order drawn."""
+    ended: bool = False
+    """Whether the stream ends here for want of data, and ``carried`` is what could not be served."""
 
     @classmethod
     def initial(cls, num_sources: int) -> Self:
         """The stream before its first step."""
-        return cls(step=0, sources=(SourceState(),) * num_sources, carried=np.empty(0, PIECE))
+        return cls(
+            step=0,
+            sources=(SourceState(),) * num_sources,
+            deficits=(0,) * num_sources,
+            carried=np.empty(0, PIECE),
+        )
 
     def to_json(self, names: list[str]) -> dict[str, Any]:
         """JSON-serialisable form; the sources are keyed by name."""
         return {
             "step": self.step,
-            "sources": {name: source.to_list() for name, source in zip(names, self.sources, strict=True)},
+            "ended": self.ended,
+            "sources": {
+                name: [deficit, *source.to_list()]
+                for name, source, deficit in zip(names, self.sources, self.deficits, strict=True)
+            },
             "carried": base64.b64encode(self.carried.tobytes()).decode("ascii"),
         }
 
@@ -106,9 +136,16 @@ class StreamState:
             carried = np.frombuffer(base64.b64decode(values["carried"], validate=True), PIECE).copy()
             if len(carried) and int(carried["source"].max()) >= len(names):
                 raise StateError("the loader state is damaged: a carried piece is of no known source")
+            deficits = tuple(saved[name][0] for name in names)
+            _check_counts([values["step"]], below=2**32)
+            _check_counts(
+                [abs(deficit) for deficit in deficits], below=2**128
+            )  # as large as a sample is long
             return cls(
-                step=int(values["step"]),
-                sources=tuple(SourceState.from_list(saved[name]) for name in names),
+                step=values["step"],
+                ended=bool(values["ended"]),
+                sources=tuple(SourceState.from_list(saved[name][1:]) for name in names),
+                deficits=deficits,
                 carried=carried,
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:

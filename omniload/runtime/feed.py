@@ -8,8 +8,9 @@ from concurrent.futures import Executor, Future
 import numpy as np
 
 from omniload.errors import LoaderTimeout
-from omniload.loader import Payload, SourceLoader
+from omniload.loader import SourceLoader
 from omniload.mixture import SourceSpec
+from omniload.payload import Payload
 from omniload.pieces import Cursor, SampleChunk
 from omniload.runtime.chaos import SourceChaos
 from omniload.runtime.leases import LeaseTable
@@ -83,14 +84,14 @@ class SourceFeed:
             return self._loaders[0].payload(pieces)
         # Any loader can derive any piece again; asking a fixed one per block merely keeps its caches useful.
         owner = (pieces["file"] + pieces["block"]) % len(self._loaders)
-        tokens: list[np.ndarray] = [np.empty(0)] * len(pieces)
-        masks: list[np.ndarray | None] = [None] * len(pieces)
-        for i, loader in enumerate(self._loaders):
-            where = np.flatnonzero(owner == i)
-            part = loader.payload(pieces[where])
-            for at, piece, mask in zip(where.tolist(), part.tokens, part.loss_mask, strict=True):
-                tokens[at], masks[at] = piece, mask
-        return Payload(tokens=tokens, loss_mask=masks)
+        places = [np.flatnonzero(owner == i) for i in range(len(self._loaders))]
+        return Payload.gathered(
+            len(pieces),
+            (
+                (where.tolist(), loader.payload(pieces[where]))
+                for loader, where in zip(self._loaders, places, strict=True)
+            ),
+        )
 
     def release(self, pieces: np.ndarray) -> None:
         """Tell the loaders that these pieces are delivered."""

@@ -151,7 +151,7 @@ def test_ranks_that_cannot_share_the_lanes_are_told_the_nearest_numbers(
         ("seed: 1\nseed: 2", "key 'seed' given twice, the second time in line 2"),
         ("- a", "holds no mapping"),
         ("? [a]\n: 1", "not valid YAML"),
-        ("seq_len: 4", "'packs' is missing"),
+        ("packs: 4", "'seq_len' is missing"),
     ],
 )
 def test_a_file_that_is_no_mixture_is_named(

@@ -195,6 +195,14 @@ def test_data_changed_between_save_and_resume_is_refused_and_moved_data_is_not(t
     write_parquet(there / "filtered/1.parquet", token_rows(99, 40, 20))
     with DataLoader(moved) as loader, pytest.raises(StateError, match="source 'filtered': its files changed"):
         loader.load_state_dict(state)
+    write_parquet(there / "filtered/3.parquet", token_rows(98, 40, 20))
+    with (
+        DataLoader(moved) as loader,
+        pytest.raises(
+            StateError, match="source 'filtered': it has 4 files, not 3, since the state was saved"
+        ),
+    ):
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("damage", [{}, {"version": 2}, {"version": 1}, {"version": 1, "identity": {}}])

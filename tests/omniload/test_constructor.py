@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.fill import IGNORE
 from omniload.constructor import DataConstructor
-from omniload.loader import Payload
+from omniload.fill import IGNORE
 from omniload.mixture import Mixture
+from omniload.payload import Payload
 from omniload.pieces import PIECE
 from omniload.planner import Plan
 
@@ -33,10 +34,11 @@ class Tokens:
         return Payload(tokens=tokens, loss_mask=masks)
 
 
-def mixture(labels: str) -> Mixture:
+def mixture(labels: str, packing: str = "best_fit") -> Mixture:
     return Mixture.load(
         {
             "seq_len": SEQ_LEN,
+            "packing": packing,
             "packs": 4,
             "lanes": 2,
             "labels": labels,
@@ -45,19 +47,21 @@ def mixture(labels: str) -> Mixture:
     )
 
 
-def reference(plan: Plan, lane: int, labels: str) -> dict[str, Any]:
+def reference(plan: Plan, lane: int, labels: str, packing: str = "best_fit") -> dict[str, Any]:
     """The lane, one token at a time, straight from the definitions."""
-    m = plan.packs_per_lane
+    packs, width = plan.packs_of(lane), SEQ_LEN
+    m = len(packs)
+    if packing == "none":
+        width = int(plan.pieces[plan.lane_slice(lane)]["length"].max())
     out = {
-        "input_ids": np.zeros((m, SEQ_LEN), int),
-        "targets": np.full((m, SEQ_LEN), IGNORE),
-        "labels": np.full((m, SEQ_LEN), IGNORE),
-        "position_ids": np.zeros((m, SEQ_LEN), int),
-        "segment_ids": np.zeros((m, SEQ_LEN), int),
+        "input_ids": np.zeros((m, width), int),
+        "targets": np.full((m, width), IGNORE),
+        "labels": np.full((m, width), IGNORE),
+        "position_ids": np.zeros((m, width), int),
+        "segment_ids": np.zeros((m, width), int),
     }
     bounds = [0]
-    for row in range(m):
-        pack = lane * m + row
+    for row, pack in enumerate(packs):
         at = 0
         for number, piece in enumerate(plan.pieces[plan.offsets[pack] : plan.offsets[pack + 1]]):
             part = Tokens().payload(int(piece["source"]), np.array([piece]))
@@ -71,10 +75,10 @@ def reference(plan: Plan, lane: int, labels: str) -> dict[str, Any]:
                 if j > 0 and (mask is None or mask[j]):
                     out["labels"][row, at] = ids[j]
                 at += 1
-            bounds.append(row * SEQ_LEN + at)
-        if at < SEQ_LEN:
-            out["position_ids"][row, at:] = np.arange(SEQ_LEN - at)
-            bounds.append((row + 1) * SEQ_LEN)
+            bounds.append(row * width + at)
+        if at < width:
+            out["position_ids"][row, at:] = np.arange(width - at)
+            bounds.append((row + 1) * width)
     del out["targets" if labels == "hf" else "labels"]
     return {**out, "cu_seqlens": np.array(bounds), "max_seqlen": int(np.diff(bounds).max())}
 
@@ -95,7 +99,7 @@ def test_lanes_equal_the_reference(labels: str, packs: list[list[int]], random: 
     ]
     plan = Plan(
         step=0,
-        num_lanes=2,
+        lane_offsets=np.array([0, 2, 4]),
         pieces=np.array(rows, PIECE),
         offsets=np.cumsum([0, *map(len, packs)]),
     )
@@ -108,10 +112,42 @@ def test_lanes_equal_the_reference(labels: str, packs: list[list[int]], random: 
             assert np.array_equal(built[key], value), key
 
 
+@pytest.mark.parametrize("labels", ["shifted", "hf"])
+@given(st.lists(st.lists(st.integers(1, SEQ_LEN), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_unpacked_lanes_are_as_wide_as_their_longest_sample(labels: str, lanes: list[list[int]]) -> None:
+    rows = [(0, 0, 0, 0, i, 0, i, length, 0, 0) for i, length in enumerate(itertools.chain(*lanes))]
+    plan = Plan(
+        step=0,
+        lane_offsets=np.cumsum([0, *map(len, lanes)]),
+        pieces=np.array(rows, PIECE),
+        offsets=np.arange(len(rows) + 1),
+    )
+    chosen = list(reversed(range(len(lanes))))
+    built = DataConstructor(mixture(labels, "none"), Tokens()).build(plan, chosen)
+    for lane, arrays in zip(chosen, built, strict=True):
+        assert arrays["input_ids"].shape == (len(lanes[lane]), max(lanes[lane]))  # type: ignore[union-attr]
+        for key, value in reference(plan, lane, labels, "none").items():
+            assert np.array_equal(arrays[key], value), key
+
+
+def test_only_the_arrays_asked_for_are_made() -> None:
+    plan = Plan(
+        step=0,
+        lane_offsets=np.array([0, 2, 4]),
+        pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0)] * 4, PIECE),
+        offsets=np.arange(5),
+    )
+    [whole] = DataConstructor(mixture("shifted"), Tokens()).build(plan, [0])
+    [some] = DataConstructor(mixture("shifted"), Tokens(), ["segment_ids", "labels"]).build(plan, [0])
+    assert some.keys() == {"input_ids", "segment_ids", "cu_seqlens", "max_seqlen"}
+    for key, value in some.items():
+        assert np.array_equal(value, whole[key])
+
+
 def test_dtypes_are_what_models_and_kernels_want() -> None:
     plan = Plan(
         step=0,
-        num_lanes=2,
+        lane_offsets=np.array([0, 2, 4]),
         pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0)] * 4, PIECE),
         offsets=np.arange(5),
     )

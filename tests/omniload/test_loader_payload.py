@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.loader import Payload, SourceLoader
+from omniload.loader import SourceLoader
+from omniload.payload import Payload
 from omniload.pieces import Cursor
 from omniload.samples.buffer import Buffer
 from tests.omniload.loading import address, byte_tokenizer, chunks, decode, loader_of, pieces

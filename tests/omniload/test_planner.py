@@ -219,6 +219,7 @@ def test_more_passes_than_sixteen_bits_hold() -> None:
     state = StreamState(
         step=0,
         sources=(SourceState(cursor=Cursor(epoch=70_000), read_tokens=9),),
+        deficits=(0,),
         carried=StreamState.initial(1).carried,
     )
     given_mixture = mixture({"a": {"on_exhausted": "repeat"}}, steps=1)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.planner.balance import longest_processing_time
-from omniload.planner.mix import WEIGHT_UNIT, integer_weights, most_owed
 from omniload.planner.pack import MAX_WAIT_STEPS, best_fit_decreasing, choose_packs
+from omniload.weights import WEIGHT_UNIT, integer_weights
 
 weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(any)
 
@@ -22,39 +22,6 @@ def test_integer_weights_add_up_and_stay_within_one_part(given_weights: list[flo
     for part, weight in zip(parts, given_weights, strict=True):
         assert abs(part - weight / sum(given_weights) * WEIGHT_UNIT) <= 1.001
         assert part == 0 or weight > 0
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 1e-5, 0.1, 1.0, 3.0]), min_size=1, max_size=6).filter(any),
-    st.lists(st.integers(1, 50), min_size=1, max_size=400),
-)
-def test_every_prefix_of_draws_stays_within_two_longest_samples_of_its_share(
-    given_weights: list[float], lengths: list[int]
-) -> None:
-    parts = integer_weights(given_weights)
-    deficits = [0] * len(parts)
-    drawn = [0] * len(parts)
-    for length in lengths:
-        source = most_owed(deficits, parts)
-        assert parts[source] > 0
-        for i, part in enumerate(parts):
-            deficits[i] += part * length
-        deficits[source] -= WEIGHT_UNIT * length
-        drawn[source] += length
-        assert sum(deficits) == 0
-        for got, part in zip(drawn, parts, strict=True):
-            assert abs(got - sum(drawn) * part / WEIGHT_UNIT) <= 2 * max(lengths)
-
-
-def test_a_rare_source_gets_its_share_over_fifty_thousand_draws() -> None:
-    parts = integer_weights([1.0 - 1e-5, 1e-5])
-    deficits, drawn = [0, 0], [0, 0]
-    for _ in range(50_000):
-        source = most_owed(deficits, parts)
-        deficits = [d + p for d, p in zip(deficits, parts, strict=True)]
-        deficits[source] -= WEIGHT_UNIT
-        drawn[source] += 1
-    assert abs(drawn[1] - 0.5) <= 2
 
 
 @given(st.lists(st.integers(1, 64), max_size=200))
