@@ -10,18 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omniload.client import DataLoader
+    from omniload.client import MixtureLoader
     from omniload.mixture import Mixture
     from omniload.planner import Plan
     from omniload.runtime.chaos import Chaos
+    from omniload.torch_loader.entry import DataLoader
 
-__all__ = ["Chaos", "DataLoader", "Mixture", "Plan"]
+__all__ = ["Chaos", "DataLoader", "Mixture", "MixtureLoader", "Plan"]
 
 # Imported on first use: the client needs torch, which a command that only reads a mixture should not wait for.
 _HOME = {
     "Chaos": "omniload.runtime.chaos",
-    "DataLoader": "omniload.client",
+    "DataLoader": "omniload.torch_loader.entry",
     "Mixture": "omniload.mixture",
+    "MixtureLoader": "omniload.client",
     "Plan": "omniload.planner",
 }
 

@@ -1,45 +1,80 @@
-"""The client: `DataLoader`, what a training loop iterates over."""
+"""The client of a mixture: what a training loop iterates over."""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
-from omniload.errors import MixtureError, StateError
+from omniload.constructor import DERIVED
+from omniload.errors import (
+    LoaderStopped,
+    MixtureError,
+    OmniloadError,
+    PlaceError,
+    StateError,
+    TooManyFailures,
+)
 from omniload.identity import Identity
+from omniload.lazy import lazy
 from omniload.ledger import Ledger
 from omniload.loader import BUFFER_BYTES, SourceLoader, open_loader
 from omniload.mixture import Mixture
+from omniload.pieces import Failure
 from omniload.place import Place
 from omniload.planner import Plan, StreamState
+from omniload.quarantine import Quarantine
 from omniload.runtime.chaos import Chaos
-from omniload.runtime.inline import InlineRuntime, Step
+from omniload.runtime.inline import End, InlineRuntime, Step
 from omniload.samples.tokenize import Tokenizer
-from omniload.samples.window import Failure
 from omniload.sources.split import Split
+from omniload.torch_loader.entry import DataLoader
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 PLANS_KEPT = 64
-"""Steps whose plans stay at hand for `DataLoader.samples`."""
+"""Steps whose plans stay at hand for `MixtureLoader.samples`."""
 
 Lane = dict[str, Any]
-"""One microbatch: the tensors of `LaneArrays`, and its place in the step (see `DataLoader`)."""
+"""One microbatch: the tensors of `LaneArrays`, and its place in the step (see `MixtureLoader`)."""
 
 
-class DataLoader:
+class LanesDataset(IterableDataset[Lane]):
+    """The ``dataset`` of a loader of lanes, for code that looks for one.
+
+    Args:
+        loader: the loader; it is not kept alive.
+        mixture: what it loads.
+    """
+
+    def __init__(self, loader: MixtureLoader, mixture: Mixture) -> None:
+        self.mixture = mixture
+        self._loader = weakref.ref(loader)
+
+    def __iter__(self) -> Iterator[Lane]:
+        """The lanes, from where the loader stands."""
+        loader = self._loader()
+        if loader is None:
+            raise ReferenceError("the loader of these lanes is gone; keep it, and iterate over it")
+        return iter(loader)
+
+
+class MixtureLoader(DataLoader[Lane]):
     """Packed, balanced microbatches of a mixture for one rank.
 
     Iterating gives this rank's lanes in order, `lanes / dp_size` of them per step. A lane is a dict::
@@ -54,7 +89,11 @@ class DataLoader:
         step, lane         int           which microbatch of the stream this is
         is_last_in_step    bool          whether the optimizer steps after it
 
-    With ``labels: hf`` in the mixture, ``labels`` (unshifted) stands in place of ``targets``.
+    With ``labels: hf`` in the mixture, ``labels`` (unshifted) stands in place of ``targets``. If a source turns images
+    into patches, every lane has those of its samples, in the order of their placeholders, maybe none::
+
+        pixel_values       float32[n, d]  patches; uint8 where the transform says so
+        image_grid_thw     int64[k, 3]    frames, rows and columns of patches of each image
 
     Iteration goes on from where the loader stands: after a break, after `load_state_dict`, after the end (where it
     gives nothing more). The stream is a pure function of the mixture and its data, so any number of ranks, at any
@@ -66,6 +105,7 @@ class DataLoader:
         packs: overrides the mixture's packs per step.
         lanes: overrides the mixture's microbatch slots per step.
         steps: overrides the mixture's length of the run.
+        quarantine: overrides the mixture's file that data-parallel rank 0 appends bad rows to.
         dp_rank: rank on the data-parallel axes; ranks that differ on other axes only get the same lanes.
         dp_size: number of data-parallel ranks; must divide ``lanes``.
         mesh: instead of both, a DeviceMesh whose data-parallel axes are named ``dp…``.
@@ -73,13 +113,18 @@ class DataLoader:
         prefetch_steps: finished steps held ready.
         buffer_bytes: prepared samples held per source, in bytes; what does not fit is prepared again when needed.
         timeout_s: limit of every wait inside the loader.
+        derived: which of targets (or labels), position_ids and segment_ids lanes have, all by default: building the
+            ones that a model does not look at takes as long as the rest.
         chaos: disturbs timing, buffers and loaders at random, for tests of what must not depend on them.
 
     Raises:
         MixtureError: the mixture is not valid.
         PlaceError: the ranks cannot share the lanes.
         SourceError: a source cannot be opened.
+        QuarantineError: the quarantine file cannot be written.
     """
+
+    _takes_mixtures = True
 
     def __init__(
         self,
@@ -89,6 +134,7 @@ class DataLoader:
         packs: int | None = None,
         lanes: int | None = None,
         steps: int | None = None,
+        quarantine: str | Path | None = None,
         dp_rank: int | None = None,
         dp_size: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -96,19 +142,39 @@ class DataLoader:
         prefetch_steps: int = 2,
         buffer_bytes: int = BUFFER_BYTES,
         timeout_s: float = 300.0,
+        derived: Collection[str] = DERIVED,
         chaos: Chaos | None = None,
     ) -> None:
-        self._mixture = Mixture.load(mixture, seq_len=seq_len, packs=packs, lanes=lanes, steps=steps)
+        self._mixture = Mixture.load(
+            mixture,
+            seq_len=seq_len,
+            packs=packs,
+            lanes=lanes,
+            steps=steps,
+            quarantine=None if quarantine is None else str(quarantine),
+        )
+        # Before torch's part, which asks for it.
         self._place = Place.of(dp_rank=dp_rank, dp_size=dp_size, mesh=mesh)
+        super().__init__(LanesDataset(self, self._mixture), batch_size=None)
         self._lanes = self._place.lanes_of(self._mixture)
         if prefetch_steps < 1:
             raise ValueError(
                 f"prefetch_steps: {prefetch_steps} is below 1; the step being built needs a place"
             )
         self._prefetch_steps = prefetch_steps
-        if buffer_bytes < 0 or timeout_s <= 0:
+        unknown = sorted(set(derived) - set(DERIVED))
+        if unknown:
+            raise ValueError(f"derived: '{unknown[0]}' is none of {', '.join(DERIVED)}")
+        told, other = ("targets", "labels") if self._mixture.labels == "shifted" else ("labels", "targets")
+        if other in derived and told not in derived:
             raise ValueError(
-                f"buffer_bytes: {buffer_bytes} must not be negative, timeout_s: {timeout_s} must be positive"
+                f"derived: with labels: {self._mixture.labels} lanes have no '{other}'; ask for {told}, or change it"
+            )
+        self._derived = tuple(derived)
+        if buffer_bytes < 0 or not 0 < timeout_s <= threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"buffer_bytes: {buffer_bytes} must not be negative, timeout_s: {timeout_s} must be positive and at"
+                f" most {threading.TIMEOUT_MAX:g}"
             )
         if split == "held_out" and not self._mixture.held_out:
             raise MixtureError(
@@ -117,29 +183,57 @@ class DataLoader:
         self._timeout_s = timeout_s
         self._chaos = chaos
         self._loaders = self._open_loaders(split, buffer_bytes)
-        self._identity = Identity.of(self._mixture, [group[0] for group in self._loaders], split)
+        self._split: Split = split
+        self._quarantine = self._open_quarantine()
+        self._process = os.getpid()
+        # Held while what follows moves: the state may be taken, and the loader closed, in another thread. It may be
+        # taken again, for a signal's handler that takes the state runs in the thread that it interrupts.
+        self._moving = threading.RLock()
         self._state = StreamState.initial(len(self._loaders))
         self._step: Step | None = None
         self._yielded = 0
         self._to_skip = 0
         self._plans: OrderedDict[int, Plan] = OrderedDict()
         self._runtime: InlineRuntime | None = None
+        self._runs_in = 0  # process of the runtime's threads
         self._stopper: weakref.finalize[..., Any] | None = None
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """A loader has threads and open files.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a loader of a mixture cannot be copied or pickled; pass the mixture, and make one from it there"
+        )
+
+    @lazy
+    def _identity(self) -> Identity:
+        # Of many local files it takes a while, so the first step does not wait for it.
+        return Identity.of(self._mixture, [group[0] for group in self._loaders], self._split)
 
     @property
     def mixture(self) -> Mixture:
         """The mixture, with the overrides applied."""
         return self._mixture
 
-    def __iter__(self) -> Iterator[Lane]:
+    @property
+    def place(self) -> Place:
+        """The rank, and the number of ranks, that the lanes are divided among."""
+        return self._place
+
+    def __iter__(self) -> Iterator[Lane]:  # type: ignore[override]  # torch names a class of its own
         """This rank's lanes, from where the loader stands."""
         while True:
-            if self._step is None or self._yielded == len(self._lanes):
-                if not self._advance():
-                    return
-                continue
-            self._yielded += 1
-            yield self._lane(self._step, self._yielded - 1)
+            with self._moving:
+                step, index = self._step, self._yielded
+                if step is not None and index < len(self._lanes):
+                    self._yielded += 1
+            if step is not None and index < len(self._lanes):
+                yield self._lane(step, index)
+            elif not self._advance():
+                return
 
     def steps(self) -> Iterator[list[Lane]]:
         """This rank's lanes grouped by step; after a resume inside a step, the first group is what is left of it."""
@@ -168,8 +262,9 @@ class DataLoader:
 
         Returns:
             One row per piece, in the order they lie in: ``pack`` (int64, numbered in the step), ``source``
-            (string), ``epoch`` (int64), ``file`` (string), ``row`` (int64: row number, or for JSONL the byte offset
-            of the line), ``start`` and ``end`` (int64, tokens of the sample).
+            (string), ``epoch`` (int64), ``file`` (string), ``row`` (int64: the id that the format gives rows, say
+            the row number, or for JSONL the byte offset of the line), ``start`` and ``end`` (int64, tokens of the
+            sample).
 
         Raises:
             LookupError: the step is too long ago, or not served yet.
@@ -187,9 +282,9 @@ class DataLoader:
         for b, (source, file, block) in enumerate(blocks.tolist()):
             loader = self._loaders[source][0]
             here = np.flatnonzero(block_of == b)
-            rows[here] = loader.row_ids(file, block)[pieces["row"][here]]
-            for i in here.tolist():
-                files[i] = loader.source.files[file].path
+            paths, rows[here] = loader.origins(file, block, pieces["row"][here])
+            for i, path in zip(here.tolist(), paths, strict=True):
+                files[i] = path
         start = pieces["start"].astype(np.int64)
         return pa.table(
             {
@@ -230,7 +325,8 @@ class DataLoader:
 
         At a step boundary it loads on any number of ranks; inside a step on the same number only.
         """
-        stream, yielded = self._position()
+        with self._moving:
+            stream, yielded = self._position()
         state = {
             "version": STATE_VERSION,
             "identity": self._identity.to_json(),
@@ -247,6 +343,10 @@ class DataLoader:
             StateError: the state is of another mixture, other data or another version, or was taken inside a step
                 on another number of ranks.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(
+                f"a loader state is a mapping, as state_dict gives it, and this is a {type(state).__name__}"
+            )
         if state.get("version") != STATE_VERSION:
             raise StateError(
                 f"loader state has version {state.get('version')!r}, this omniload reads {STATE_VERSION}"
@@ -263,20 +363,25 @@ class DataLoader:
         if not 0 <= yielded < len(self._lanes):
             raise StateError(f"the loader state is damaged: {yielded} of {len(self._lanes)} lanes yielded")
         stream = StreamState.from_json(dict(state["stream"]), self._mixture.names)
-        self.close()
-        self._state, self._step = stream, None
-        self._yielded, self._to_skip = 0, yielded
-        self._plans.clear()
+        with self._moving:
+            self.close()
+            self._state, self._step = stream, None
+            self._yielded, self._to_skip = 0, yielded
+            self._plans.clear()
 
     def close(self) -> None:
-        """Stop the threads. The loader stays where it is; iterating starts them again."""
-        if self._runtime is not None:
-            assert self._stopper is not None, "set together with the runtime"
-            self._state, self._to_skip = self._position()
-            self._step, self._yielded = None, 0
-            self._stopper.detach()
-            self._runtime.stop()
-            self._runtime = None
+        """Stop the threads. The loader stays where it is; iterating starts them again.
+
+        Another thread that waits for a step gets `LoaderStopped`.
+        """
+        with self._moving:
+            if self._runtime is not None:
+                assert self._stopper is not None, "set together with the runtime"
+                self._state, self._to_skip = self._position()
+                self._step, self._yielded = None, 0
+                self._stopper.detach()
+                runtime, self._runtime = self._runtime, None
+                runtime.stop()
 
     def __enter__(self) -> Self:
         """The loader itself; its threads stop at the end of the block."""
@@ -318,32 +423,88 @@ class DataLoader:
             )
         return groups
 
+    def _open_quarantine(self) -> Quarantine | None:
+        if self._mixture.quarantine is None:
+            return None
+        path = Path(self._mixture.quarantine)
+        for loader, *_ in self._loaders:
+            alike = [entry.url for entry in loader.source.files if entry.url.endswith(f"/{path.name}")]
+            if any(Path(url).resolve() == path.resolve() for url in alike):
+                raise MixtureError(
+                    f"quarantine: {path} is a file of source '{loader.name}'; give one that no source reads"
+                )
+        return Quarantine(path) if self._place.dp_rank == 0 else None
+
     def _advance(self) -> bool:
         """Move to the next step; False at the end of the stream."""
-        if self._runtime is None:
-            self._runtime = InlineRuntime(
-                self._mixture,
-                self._loaders,
-                self._lanes,
-                self._state,
-                prefetch_steps=self._prefetch_steps,
-                timeout_s=self._timeout_s,
-                chaos=self._chaos,
+        with self._moving:
+            runtime = self._runtime = self._runtime or self._start()
+        if self._runs_in != os.getpid():
+            raise LoaderStopped(
+                "the loader was iterated over before this process was forked, and its threads are not here; start the"
+                " process before, or make a loader in it"
             )
-            # Garbage may be collected in any thread, also in one of the runtime's, which must not wait for itself.
-            self._stopper = weakref.finalize(self, self._runtime.stop, wait=False)
-        step = self._runtime.next_step()
-        if isinstance(step, BaseException):
-            self.close()  # the next call starts afresh from where the loader stands
-            raise step
-        if isinstance(step, StreamState):
-            self._state, self._step, self._yielded, self._to_skip = step, None, 0, 0
-            return False
-        self._step, self._yielded, self._to_skip = step, self._to_skip, 0
-        self._plans[step.plan.step] = step.plan
-        if len(self._plans) > PLANS_KEPT:
-            self._plans.popitem(last=False)
+        step = runtime.next_step()
+        with self._moving:
+            if self._runtime is not runtime:
+                raise LoaderStopped(
+                    "the loader was closed while this thread waited for a step; iterate again to go on"
+                )
+            self._note_quarantined(step)
+            if isinstance(step, BaseException):
+                self.close()  # the next call starts afresh from where the loader stands
+                raise step
+            if isinstance(step, End):
+                self._state, self._step, self._yielded, self._to_skip = step.after, None, 0, 0
+                return False
+            self._step, self._yielded, self._to_skip = step, self._to_skip, 0
+            self._plans[step.plan.step] = step.plan
+            if len(self._plans) > PLANS_KEPT:
+                self._plans.popitem(last=False)
+        if "_identity" not in self.__dict__:
+            threading.Thread(target=self._identify, name="omniload-identify", daemon=True).start()
         return True
+
+    def _start(self) -> InlineRuntime:
+        """Start the threads, from where the loader stands."""
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1 and self._process != os.getpid():
+            raise PlaceError(
+                f"each of the {worker.num_workers} workers of a torch DataLoader would give the whole stream of this"
+                " loader; iterate over it itself, which has threads of its own"
+            )
+        runtime = InlineRuntime(
+            self._mixture,
+            self._loaders,
+            self._lanes,
+            self._state,
+            prefetch_steps=self._prefetch_steps,
+            timeout_s=self._timeout_s,
+            derived=self._derived,
+            chaos=self._chaos,
+        )
+        self._runs_in = os.getpid()
+        self._stopper = weakref.finalize(self, runtime.abandon)
+        return runtime
+
+    def _note_quarantined(self, item: Step | End | BaseException) -> None:
+        """Write the rows that a step, or what there is in its place, left out."""
+        if self._quarantine is None:
+            return
+        try:
+            if isinstance(item, Step | End):
+                self._quarantine.add(
+                    item.quarantined, item.plan.step if isinstance(item, Step) else item.after.step
+                )
+            elif isinstance(item, TooManyFailures):
+                self._quarantine.add(item.failures, self._position()[0].step)
+        except OmniloadError:
+            self.close()  # the step is not handed out, so the next call starts afresh before it
+            raise
+
+    def _identify(self) -> None:
+        with suppress(Exception):  # raised where the identity is asked for
+            _ = self._identity
 
     def _lane(self, step: Step, index: int) -> Lane:
         lane: Lane = {

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoint import CheckpointManager
-from omniload import DataLoader
+from omniload import DataLoader, MixtureLoader
 from storage.spans import start_recording
 from training.config import TrainConfig
 from training.digests import write_final_state
@@ -135,7 +135,7 @@ def train(config: TrainConfig) -> None:
         write_final_state(model, progress["step"], config.out)
 
 
-def check_data_fits(config: TrainConfig, loader: DataLoader) -> None:
+def check_data_fits(config: TrainConfig, loader: MixtureLoader) -> None:
     """Refuse a mixture whose lanes the model cannot take.
 
     Raises:

@@ -25,6 +25,7 @@ SMALL = (
     "model.intermediate_size=64",
     "model.num_heads=2",
     "model.num_kv_heads=2",
+    "optimizer.clip_norm=0.2",
 )
 TWO_BY_ONE, ONE_BY_TWO = Layout(dp=2, tp=1), Layout(dp=1, tp=2)
 
