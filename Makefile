@@ -1,9 +1,11 @@
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench bench-peers clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 
 install: $(STAMP)
 
@@ -27,5 +29,13 @@ test: install lint
 bench: install
 	$(BIN)/python -m benchmarks run all
 
+bench-peers: $(PEERS_STAMP)
+	for name in loader_formats loader_text loader_images; do $(PEERS)/bin/python -W ignore -m benchmarks run $$name || exit; done
+
+$(PEERS_STAMP): pyproject.toml benchmarks/peers/requirements.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --requirement benchmarks/peers/requirements.txt --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info
+	rm -rf $(VENV) $(PEERS) build dist runs *.egg-info

@@ -47,7 +47,7 @@ def run(
     if not settings.directory.is_dir():
         raise typer.BadParameter(f"{settings.directory} is not a directory; create it", param_hint="--dir")
     try:
-        chosen = [registry.find(each) for each in (registry.NAMES if name == "all" else (name,))]
+        chosen = [registry.find(each) for each in registry.names(name)]
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
     for benchmark in chosen:

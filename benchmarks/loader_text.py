@@ -11,7 +11,8 @@ import tokenizers
 
 from benchmarks.definition import Benchmark, Contender, Kind, Measure, Settings
 from benchmarks.loading import ours, peers
-from benchmarks.loading.corpus import train_tokenizer, write_text
+from benchmarks.loading.corpus import Corpus, train_tokenizer, write_text
+from benchmarks.peers import installed
 
 _SEQ_LEN = 8192
 _PACKS, _LANES = 16, 4
@@ -58,7 +59,16 @@ def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
                 run=lambda: ours.packed_tokens(mixture),
                 after=ours.drain,
             ),
+            *_peers(corpus, tokenizer, directory),
         ]
+
+
+def _peers(corpus: Corpus, tokenizer: tokenizers.Tokenizer, directory: Path) -> list[Contender]:
+    if not installed():
+        return []
+    from benchmarks.peers import text
+
+    return text.contenders(corpus, tokenizer, directory, "text")
 
 
 BENCHMARK = Benchmark(

@@ -8,7 +8,12 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-_LIBRARIES = ("numpy", "omniload", "pyarrow", "safetensors", "tokenizers", "torch", "xxhash")
+_LIBRARIES = (
+    *("numpy", "omniload", "pyarrow", "safetensors", "tokenizers", "torch", "xxhash"),
+    *("array-record", "datasets", "grain", "litdata", "megatron-core", "mosaicml-streaming"),
+    *("pillow", "torchdata", "webdataset"),
+)
+"""What contends or is underneath; not all are installed everywhere."""
 
 
 def describe(directory: Path) -> dict[str, object]:
@@ -30,7 +35,7 @@ def describe(directory: Path) -> dict[str, object]:
         "system": f"{platform.system()} {platform.machine()}",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "libraries": {name: metadata.version(name) for name in _LIBRARIES},
+        "libraries": {name: version for name in _LIBRARIES if (version := _version(name))},
         "filesystem": _filesystem(directory),
     }
 
@@ -48,6 +53,13 @@ def _cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _filesystem(directory: Path) -> str:

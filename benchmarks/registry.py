@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 
+from benchmarks import peers
 from benchmarks.definition import Benchmark
 
 NAMES = (
     "checkpoint_fsdp",
     "checkpoint_save_load",
+    "loader_formats",
+    "loader_images",
     "loader_packed",
     "loader_text",
     "storage_cache",
@@ -17,6 +20,22 @@ NAMES = (
     "storage_s3",
 )
 """Modules of this package that hold a ``BENCHMARK``."""
+
+WITH_PEERS = ("loader_formats", "loader_images")
+"""Those of them that need the environment of the peers."""
+
+
+def names(which: str) -> tuple[str, ...]:
+    """The benchmarks that ``which`` stands for: itself, or with ``all`` those that can run in this environment.
+
+    Raises:
+        ValueError: it needs the environment of the peers.
+    """
+    if which == "all":
+        return tuple(name for name in NAMES if name not in WITH_PEERS or peers.installed())
+    if which in WITH_PEERS:
+        peers.require()
+    return (which,)
 
 
 def find(name: str) -> Benchmark:

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.loading.corpus import Corpus
+from benchmarks.loading.packing import derive, pack
 
 _WINDOW_BLOCKS = 4
 """Row groups shuffled together, as many as the loader's default."""
-_IGNORE = -100
 
 
 def copy_contiguous(tokens: np.ndarray, lane_tokens: int) -> int:
@@ -51,7 +51,7 @@ def decode_and_copy(corpus: Corpus, lane_tokens: int) -> int:
     Returns:
         Tokens in full lanes.
     """
-    return sum(len(lane) for lane, _ in packed_lanes(corpus, lane_tokens))
+    return sum(len(lane) for lane, _ in pack(_shuffled_documents(corpus), lane_tokens))
 
 
 def decode_and_build(corpus: Corpus, lane_tokens: int) -> int:
@@ -61,15 +61,8 @@ def decode_and_build(corpus: Corpus, lane_tokens: int) -> int:
         Tokens in full lanes.
     """
     total = 0
-    for lane, bounds in packed_lanes(corpus, lane_tokens):
-        edges = np.array(bounds)
-        lengths = np.diff(edges)
-        targets = np.empty_like(lane)
-        targets[:-1] = lane[1:]
-        targets[edges[1:] - 1] = _IGNORE
-        positions = np.arange(len(lane))
-        positions -= np.repeat(edges[:-1], lengths)
-        np.repeat(np.arange(1, len(edges), dtype=np.int32), lengths)
+    for lane, bounds in pack(_shuffled_documents(corpus), lane_tokens):
+        derive(lane, bounds)
         total += len(lane)
     return total
 
@@ -96,22 +89,3 @@ def _shuffled_documents(corpus: Corpus) -> Iterator[np.ndarray]:
             yield from (window[i] for i in generator.permutation(len(window)).tolist())
             window, num_blocks = [], 0
     yield from (window[i] for i in generator.permutation(len(window)).tolist())
-
-
-def packed_lanes(corpus: Corpus, lane_tokens: int) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Decode, shuffle and copy.
-
-    Yields:
-        A full lane, ``int64[lane_tokens]``, and the bounds of the documents and parts of documents in it, from 0 to
-        ``lane_tokens``.
-    """
-    lane, bounds, used = np.empty(lane_tokens, np.int64), [0], 0
-    for document in _shuffled_documents(corpus):
-        while (room := lane_tokens - used) <= len(document):
-            lane[used:] = document[:room]
-            yield lane, ([*bounds, lane_tokens] if room else bounds)
-            lane, bounds, used, document = np.empty(lane_tokens, np.int64), [0], 0, document[room:]
-        if len(document):
-            lane[used : used + len(document)] = document
-            used += len(document)
-            bounds.append(used)

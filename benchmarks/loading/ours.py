@@ -31,6 +31,12 @@ def packed_tokens(mixture: Mapping[str, Any]) -> int:
     return tokens
 
 
+def packed_images(mixture: Mapping[str, Any]) -> int:
+    """As `packed_tokens`, for a mixture whose lanes have the patches of images. Returns the images delivered."""
+    with DataLoader(mixture, dp_rank=0, dp_size=1) as loader:
+        return sum(len(lane["image_grid_thw"]) for lane in loader)
+
+
 def drain() -> None:
     """Wait for the reads that a closed loader still has under way, which would weigh on whoever runs next.
 

@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.loading import floors, ours, peers
 from benchmarks.loading.corpus import VOCABULARY, Corpus, write_text, write_tokens
+from benchmarks.loading.packing import derive, pack
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +47,23 @@ def test_floors_count_every_token_but_those_of_a_lane_not_full(corpus: Corpus):
     assert floors.copy_contiguous(np.zeros(corpus.num_tokens, np.uint16), 32_768) == full
 
 
-def test_packed_lanes_hold_whole_documents_between_their_bounds(tmp_path: Path):
-    """Documents of one value each: no value may change inside a segment, and each is there as often as stored."""
+def test_packed_lanes_hold_whole_documents_between_their_bounds():
+    """Documents of one value each: no value may change inside a segment, and each is there as often as given."""
     lengths = [1, 7, 8, 16, 3, 29]
-    path = tmp_path / "documents.parquet"
-    documents = [[i] * length for i, length in enumerate(lengths)]
-    pq.write_table(pa.table({"input_ids": pa.array(documents, pa.list_(pa.int32()))}), path)
-    corpus = Corpus(sources={"a": (path,)}, weights={"a": 1.0}, num_documents=6, num_tokens=64)
-    lanes = list(floors.packed_lanes(corpus, 8))
+    lanes = list(pack((np.full(length, i, np.uint16) for i, length in enumerate(lengths)), 8))
     assert np.bincount(np.concatenate([lane for lane, _ in lanes])).tolist() == lengths
     for lane, bounds in lanes:
         assert (bounds[0], bounds[-1]) == (0, 8)
         assert np.all(np.diff(bounds) > 0)
         for start, end in itertools.pairwise(bounds):
             assert len(set(lane[start:end].tolist())) == 1
+
+
+def test_derived_arrays_end_with_each_document():
+    targets, positions, segments = derive(np.array([5, 6, 7, 8, 9]), [0, 3, 5])
+    assert targets.tolist() == [6, 7, -100, 9, -100]
+    assert positions.tolist() == [0, 1, 2, 0, 1]
+    assert segments.tolist() == [1, 1, 1, 2, 2]
 
 
 def test_peers_count_what_they_deliver(tmp_path: Path):
