@@ -71,20 +71,18 @@ def draw(
     int64_t[::1] deficits not None,
     const int64_t[::1] weights not None,
     list lengths not None,
-    int64_t[::1] at not None,
     bint by_samples,
     int64_t seq_len,
     int64_t tokens_wanted,
     int64_t pieces_wanted,
     list drawn not None,
 ):
-    """Draw samples until enough are there or a source has no more ready; see `omniload.planner.mix.Mixer.draw`.
+    """Draw samples until enough are there, a source has no more ready, or one might not fit 64 bits; see `omniload.planner.mix.Mixer.draw_ready`.
 
     Args:
         deficits: what each source is owed; changed.
         weights: of each; 0 for those that are not drawn.
         lengths: of each, ``int64[n]`` tokens of its samples at hand.
-        at: of each, how many of those are drawn; changed.
         by_samples: whether weights are shares of samples.
         seq_len: longest piece.
         tokens_wanted: stop when that many are drawn,
@@ -92,17 +90,18 @@ def draw(
         drawn: sources in the order drawn are appended.
 
     Returns:
-        Tokens and pieces drawn, and the source that has no more samples at hand, or -1; or -2 if the next draw might
-        not fit 64 bits.
+        Tokens and pieces drawn.
     """
     cdef Py_ssize_t n = deficits.shape[0], i, best
     cdef int64_t total_weight = 0, tokens = 0, pieces = 0, length, amount, largest
     cdef const int64_t[::1] of_source
     cdef const int64_t **samples = <const int64_t **> malloc(max(n, 1) * sizeof(void *))
     cdef int64_t *counts = <int64_t *> malloc(max(n, 1) * sizeof(int64_t))
-    if samples == NULL or counts == NULL:
+    cdef int64_t *at = <int64_t *> calloc(max(n, 1), sizeof(int64_t))
+    if samples == NULL or counts == NULL or at == NULL:
         free(samples)
         free(counts)
+        free(at)
         raise MemoryError
     try:
         for i in range(n):
@@ -116,7 +115,7 @@ def draw(
                 if weights[i] and (best < 0 or deficits[i] > deficits[best]):
                     best = i
             if best < 0 or at[best] >= counts[best]:
-                return tokens, pieces, best
+                break
             length = samples[best][at[best]]
             amount = min(length, 1) if by_samples else length
             largest = deficits[best]
@@ -125,7 +124,7 @@ def draw(
                 or largest > _MOST_DEFICIT
                 or largest - total_weight * amount < -_MOST_DEFICIT
             ):
-                return tokens, pieces, -2
+                break
             for i in range(n):
                 deficits[i] += weights[i] * amount
             deficits[best] -= total_weight * amount
@@ -133,10 +132,11 @@ def draw(
             tokens += length
             pieces += (length + seq_len - 1) // seq_len
             drawn.append(best)
-        return tokens, pieces, -1
+        return tokens, pieces
     finally:
         free(samples)
         free(counts)
+        free(at)
 
 
 cdef int64_t _MOST_TOKENS = 1 << 28

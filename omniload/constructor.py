@@ -79,9 +79,11 @@ class DataConstructor:
         named = {"input_ids": arrays.input_ids, **{key: getattr(arrays, key) for key in self._derived}}
         bounds = np.sort(np.concatenate([layout.starts, layout.padding_starts, [len(arrays.input_ids)]]))
 
+        arrays_of = payload.arrays or []
+        last_piece = np.searchsorted(pack, np.cumsum(rows)).tolist()
         built: list[LaneArrays] = []
-        begin = 0
-        for num_rows, width in zip(rows, widths.tolist(), strict=True):
+        begin = first_piece = 0
+        for num_rows, width, end in zip(rows, widths.tolist(), last_piece, strict=True):
             part = slice(begin, begin + num_rows * width)
             first, last = np.searchsorted(bounds, (part.start, part.stop))
             cu_seqlens = bounds[first : last + 1] - begin
@@ -90,14 +92,10 @@ class DataConstructor:
                     **{key: array[part].reshape(num_rows, width) for key, array in named.items()},
                     "cu_seqlens": cu_seqlens.astype(np.int32),
                     "max_seqlen": int(np.diff(cu_seqlens).max()),
+                    **self._extras.join(pieces["source"][first_piece:end], arrays_of[first_piece:end]),
                 }
             )
-            begin = part.stop
-        begin = 0
-        for lane, lane_arrays in zip(lanes, built, strict=True):
-            end = begin + len(plan.pieces[plan.lane_slice(lane)])
-            lane_arrays |= self._extras.join(pieces["source"][begin:end], (payload.arrays or [])[begin:end])
-            begin = end
+            begin, first_piece = part.stop, end
         return built
 
     def _widths(self, length: np.ndarray, pack: np.ndarray, first_row: np.ndarray) -> np.ndarray:

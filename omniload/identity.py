@@ -46,22 +46,17 @@ class Identity:
         definitions = {
             name: spec.model_dump(mode="json", exclude=_ELSEWHERE) for name, spec in mixture.sources.items()
         }
+        found = [loader.fingerprints for loader in loaders]
         return cls(
             shape=shape,
-            tokenizer=loaders[0].fingerprints["tokenizer"],
+            tokenizer=found[0]["tokenizer"],
             sources={
                 name: (
-                    _digest(
-                        [
-                            definitions[name],
-                            loader.fingerprints["template"],
-                            loader.fingerprints["transforms"],
-                        ]
-                    ),
-                    loader.fingerprints["data"],
+                    _digest([definitions[name], digests["template"], digests["transforms"]]),
+                    digests["data"],
                     len(loader.source.files),
                 )
-                for name, loader in zip(mixture.names, loaders, strict=True)
+                for name, loader, digests in zip(mixture.names, loaders, found, strict=True)
             },
         )
 

@@ -134,11 +134,10 @@ class Mixer:
         if max(map(abs, held)) > _MOST_DEFICIT:
             return nothing
         deficits, drawn = np.array(held, np.int64), list[int]()
-        num_tokens, num_pieces, _ = KERNELS.draw(
+        num_tokens, num_pieces = KERNELS.draw(
             deficits,
             self._declared,
             [source.ready for source in sources],
-            np.zeros(len(sources), np.int64),
             self._by_samples,
             seq_len,
             tokens,

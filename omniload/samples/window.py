@@ -145,7 +145,7 @@ class LoadedWindow:
                 self._policy.split,
                 self._policy.held_out,
                 seed=self._policy.seed,
-                content=f"{self._source.files[file].size}-{self._source.files[file].digest}",
+                content=self._source.files[file].content,
                 row_ids=block.row_ids[rows.row[here]],
             )
             if chosen is None:

@@ -13,6 +13,7 @@ import numpy as np
 from omniload.errors import CorruptSource
 from omniload.sources.mds_index import Shard
 from omniload.sources.mds_unpack import unpack
+from omniload.sources.runs import Runs
 from storage import Store
 
 
@@ -42,32 +43,26 @@ class ShardReader:
             CorruptSource: the shard is not what the index says.
         """
         whole = None if self.shard.zip_data is None else self._unpack()
-        leaps = np.flatnonzero(np.diff(samples) != 1) + 1
-        starts = samples[np.append(0, leaps)].tolist()  # of runs of samples that follow each other
-        ends = (samples[np.append(leaps - 1, len(samples) - 1)] + 1).tolist()
-        num_samples, offsets = self._read(
-            whole, [(0, 4)], [(4 + 4 * start, 8 + 4 * end) for start, end in zip(starts, ends, strict=True)]
-        )
+        runs = Runs.of(samples)
+        of_offsets = [(4 + 4 * start, 8 + 4 * end) for start, end in zip(runs.starts, runs.ends, strict=True)]
+        num_samples, offsets = self._read(whole, [(0, 4)], of_offsets)
         if num_samples.view("<u4")[0] != self.shard.samples:
             raise self.corrupt(
                 0, f"{num_samples.view('<u4')[0]} samples, not {self.shard.samples} as in the index"
             )
-        # Each run has one bound more than samples: that of its end.
-        numbers = np.insert(samples, np.append(leaps, len(samples)), samples[np.append(leaps - 1, -1)] + 1)
         bounds = offsets.view("<u4").astype(np.int64)
         wrong = (bounds < self.shard.data_at) | (bounds > self.shard.raw_data.bytes)
         wrong[1:] |= bounds[1:] < bounds[:-1]
         if wrong.any():
             i = int(np.argmax(wrong))
             raise self.corrupt(
-                4 + 4 * int(numbers[i]), f"sample {numbers[i]} cannot begin at byte {bounds[i]}"
+                4 + 4 * int(runs.bounds[i]), f"sample {runs.bounds[i]} cannot begin at byte {bounds[i]}"
             )
-        first = np.append(0, leaps + np.arange(1, len(leaps) + 1))  # bound that each run begins with
-        last = np.append(first[1:] - 1, len(bounds) - 1)
-        [data] = self._read(whole, list(zip(bounds[first].tolist(), bounds[last].tolist(), strict=True)))
-        sizes = np.delete(
-            np.diff(bounds), last[:-1]
-        )  # between the end of a run and the next lies nothing wanted
+        last = np.append(runs.first[1:], len(bounds)) - 1
+        of_data = zip(bounds[runs.first].tolist(), bounds[last].tolist(), strict=True)
+        [data] = self._read(whole, list(of_data))
+        # Between the end of a run and the next lies nothing wanted.
+        sizes = np.delete(np.diff(bounds), last[:-1])
         return data, np.append(0, np.cumsum(sizes))
 
     def corrupt(self, offset: int, reason: str) -> CorruptSource:

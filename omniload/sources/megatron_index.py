@@ -16,6 +16,7 @@ import numpy as np
 
 from omniload.errors import CorruptSource
 from omniload.sources.protocol import FileEntry
+from omniload.sources.runs import Runs
 from storage import Store
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -82,16 +83,15 @@ class MegatronIndex:
         Raises:
             CorruptSource: something lies outside the ``.bin``, or is not text.
         """
-        leaps = np.flatnonzero(np.diff(rows) != 1) + 1
-        starts = rows[np.append(0, leaps)].tolist()  # of runs of documents that follow each other
-        ends = (rows[np.append(leaps - 1, len(rows) - 1)] + 1).tolist()
+        runs = Runs.of(rows)
+        starts, ends = runs.starts, runs.ends
         path, at = self._entry.path, self._bounds_at
         wanted = [(path, at + 8 * start, at + 8 * (end + 1)) for start, end in zip(starts, ends, strict=True)]
         if self._num_sequences == self.num_documents:  # as a rule one each: spares a second request
             wanted += self._ranges(starts, ends)
         data = self._store.read_ranges(wanted)
         bounds = [np.frombuffer(one, dtype="<i8") for one in data[: len(starts)]]
-        self._check_bounds(bounds, rows, leaps)
+        self._check_bounds(runs.bounds, np.concatenate(bounds))
         firsts, lasts = [int(one[0]) for one in bounds], [int(one[-1]) for one in bounds]
         of_sequences = data[len(starts) :]
         if not of_sequences or (firsts, lasts) != (starts, ends):
@@ -122,11 +122,8 @@ class MegatronIndex:
             ),
         ]
 
-    def _check_bounds(self, bounds: Sequence[np.ndarray], rows: np.ndarray, leaps: np.ndarray) -> None:
-        """Check the bounds of runs of documents, which begin at ``leaps`` in ``rows``."""
-        # Each run has one bound more than documents: that of its end.
-        documents = np.insert(rows, np.append(leaps, len(rows)), rows[np.append(leaps - 1, -1)] + 1)
-        values = np.concatenate(bounds)
+    def _check_bounds(self, documents: np.ndarray, values: np.ndarray) -> None:
+        """Check the first sequences of documents, ``values``."""
         wrong = (values < 0) | (values > self._num_sequences)
         wrong[1:] |= (values[1:] < values[:-1]) & (documents[1:] == documents[:-1] + 1)
         wrong |= (documents == 0) & (values != 0)

@@ -157,7 +157,7 @@ class ShuffledRows:
                     self._split,
                     self._held_out,
                     seed=self._seed,
-                    content=f"{entry.size}-{entry.digest}",
+                    content=entry.content,
                     row_ids=rows[here],
                 )
                 keep[here] = True if chosen is None else chosen
