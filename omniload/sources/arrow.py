@@ -17,6 +17,7 @@ from omniload.sources.arrow_file import BLOCK_BYTES, ArrowFile, Index
 from omniload.sources.arrow_lengths import check_lengths
 from omniload.sources.listing import Listing
 from omniload.sources.protocol import FileEntry
+from omniload.sources.recent import Recent
 from omniload.sources.table import TableBlock
 from storage import Store
 
@@ -45,7 +46,7 @@ class ArrowSource:
         self.files: Sequence[FileEntry] = listing.files
         self._listing = listing
         self._store: Store = listing.store
-        self._known: dict[int, ArrowFile] = {}  # least recently used first
+        self._known = Recent(_KNOWN_FILES, lambda file: ArrowFile(self._store, self.files[file]))
         self._num_blocks: dict[int, int] = {}
 
     @property
@@ -93,13 +94,7 @@ class ArrowSource:
         """Nothing stays open."""
 
     def _file(self, file: int) -> ArrowFile:
-        known = self._known.pop(file, None)
-        if known is None:
-            while len(self._known) >= _KNOWN_FILES:
-                del self._known[next(iter(self._known))]
-            known = ArrowFile(self._store, self.files[file])
-        self._known[file] = known
-        return known
+        return self._known.get(file)
 
     def _batches(self, file: int, block: int, wanted: list[str] | None) -> list[pa.RecordBatch]:
         arrow = self._file(file)

@@ -16,6 +16,7 @@ from omniload.sources.mds_encodings import Encoding, find_encoding
 from omniload.sources.mds_index import BLOCK_BYTES, MdsIndex, Shard
 from omniload.sources.mds_shard import ShardReader
 from omniload.sources.protocol import FileEntry, RawBlock
+from omniload.sources.recent import Recent
 from storage import Store
 
 _OPEN_FILES = 2
@@ -42,7 +43,7 @@ class MdsSource:
         self._listing = listing
         self._store: Store = listing.store
         self._sizes = {path: entry.size for path, entry in listing.companions.items()}
-        self._indices: dict[int, MdsIndex] = {}  # least recently used first
+        self._indices = Recent(_OPEN_FILES, self._parse_index)
         self._num_blocks: dict[int, int] = {}
 
     @property
@@ -127,15 +128,12 @@ class MdsSource:
         """Nothing stays open."""
 
     def _index(self, file: int) -> MdsIndex:
-        index = self._indices.pop(file, None)
-        if index is None:
-            while len(self._indices) >= _OPEN_FILES:
-                del self._indices[next(iter(self._indices))]
-            entry = self.files[file]
-            [data] = self._store.read_ranges([(entry.path, 0, entry.size)])
-            index = MdsIndex(data, entry.url)
-        self._indices[file] = index
-        return index
+        return self._indices.get(file)
+
+    def _parse_index(self, file: int) -> MdsIndex:
+        entry = self.files[file]
+        [data] = self._store.read_ranges([(entry.path, 0, entry.size)])
+        return MdsIndex(data, entry.url)
 
     def _columns(self, file: int, shard: Shard, first: Shard, wanted: set[str] | None) -> list[Column]:
         where = f"source '{self.name}': {self.files[file].url}: {shard.stored.basename}"

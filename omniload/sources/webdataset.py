@@ -23,6 +23,7 @@ from omniload.sources.compressed import CompressedFiles
 from omniload.sources.fields import decode_field
 from omniload.sources.listing import Listing
 from omniload.sources.protocol import BadRow, FileEntry, Row
+from omniload.sources.recent import Recent
 from omniload.sources.sidecar import load_or_build
 from omniload.sources.tar import KEY, Bytes, TarSample, tar_samples
 from omniload.sources.tar_bytes import BytesInMemory, RangedBytes
@@ -108,7 +109,7 @@ class WebDatasetSource:
         self._listing = listing
         self._store: Store = listing.store
         self._compressed = CompressedFiles(listing.store, listing.files)
-        self._indices: dict[int, np.ndarray] = {}  # least recently used first
+        self._indices = Recent(_KEPT_INDICES, lambda file: load_index(self._store, self.files[file]))
 
     @property
     def fingerprint(self) -> str:
@@ -159,13 +160,7 @@ class WebDatasetSource:
         """Nothing stays open."""
 
     def _index(self, file: int) -> np.ndarray:
-        offsets = self._indices.pop(file, None)
-        if offsets is None:
-            offsets = load_index(self._store, self.files[file])
-        self._indices[file] = offsets
-        if len(self._indices) > _KEPT_INDICES:
-            del self._indices[next(iter(self._indices))]
-        return offsets
+        return self._indices.get(file)
 
     def _first_samples(self, file: int) -> Iterator[TarSample]:
         entry = self.files[file]
