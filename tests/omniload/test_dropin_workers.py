@@ -159,8 +159,10 @@ class Stuck(Numbers):
 def test_a_stuck_or_killed_worker_is_an_error_and_loses_no_place(
     kills: bool, timeout: float, message: str
 ) -> None:
-    # In a process of its own: torch reports the killed one from a signal handler, wherever the program is then.
-    process = multiprocessing.get_context("fork").Process(
+    # In a process of its own: torch reports the killed one from a signal handler, wherever the program is then. Not
+    # a fork of this one, which would share the queues of loaders that earlier tests left to be collected, and close
+    # them when it collects its copies.
+    process = multiprocessing.get_context("spawn").Process(
         target=_go_on_after_an_error, args=(kills, timeout, message)
     )
     process.start()
