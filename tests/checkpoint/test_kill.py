@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 # One process imports torch once and forks a child for every point, so that a kill costs milliseconds.
 _PROGRAM = """

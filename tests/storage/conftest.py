@@ -1,6 +1,5 @@
-"""What storage tests share: a server, a proxy in front of it, recording; and the table of what faults led to."""
+"""What storage tests share: a server, a proxy in front of it, and recording."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -32,19 +31,3 @@ def recording() -> Iterator[None]:
     start_recording()
     yield
     stop_recording()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print each fault with what it led to, and for which operations."""
-    lines: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for report in terminalreporter.getreports("passed"):
-        for name, value in report.user_properties:
-            if name == "fault_cell" and report.when == "call":
-                backend, fault, operation, outcome = value  # type: ignore[misc]
-                lines[backend, fault, outcome].append(operation)
-    if not lines:
-        return
-    num_cells = sum(map(len, lines.values()))
-    terminalreporter.section(f"faults: {num_cells} cells (backend × fault × operation)")
-    for (backend, fault, outcome), operations in sorted(lines.items()):
-        terminalreporter.write_line(f"{backend:<11} {fault:<22} {outcome:<16} {', '.join(operations)}")

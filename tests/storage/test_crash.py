@@ -18,7 +18,7 @@ from tests.storage.killed_writer import PART_BYTES, check_whole
 from tests.storage.seaweed import S3Server
 from tests.storage.uploads import abort_uploads, unfinished_uploads
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 NUM_KILLS_LOCAL = 140
 NUM_KILLS_S3 = 60

@@ -18,7 +18,9 @@ from storage.spans import set_rank
 
 @pytest.fixture
 def registry() -> Iterator[CollectorRegistry]:
-    """A registry that is being fed."""
+    """A registry that is being fed, by spans that nobody records."""
+    stop_recording()
+    drain()
     set_rank(None)
     registry = CollectorRegistry()
     with SpanMetrics(registry):

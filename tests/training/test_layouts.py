@@ -132,6 +132,8 @@ def together() -> dict[tuple[int, int, str], list[dict[str, Any]]]:
     return found
 
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 1), (1, 2)])
 RUNS = pytest.mark.parametrize(
     ("dp", "tp", "case"),
