@@ -4,7 +4,9 @@
 
     OmniloadError
     ├── MixtureError (ValueError)           the mixture file or a keyword that overrides it
-    ├── PlaceError (ValueError)             ranks that cannot share the lanes
+    ├── PlaceError (ValueError)             a mesh, or ranks that cannot share the lanes
+    ├── PlanError (ValueError)              a strategy, cost function or cap that makes no lawful plan
+    ├── DecisionError (ValueError)          a decision about a running stream that is not valid or comes too late
     ├── StateError (ValueError)             a state that does not belong to this mixture or place
     ├── SourceError
     │   ├── SourceNotFound (FileNotFoundError)   a path that matches nothing
@@ -37,6 +39,14 @@ class MixtureError(OmniloadError, ValueError):
 
 class PlaceError(OmniloadError, ValueError):
     """The lanes of the mixture cannot be shared by these ranks."""
+
+
+class PlanError(OmniloadError, ValueError):
+    """A strategy, cost function or cap makes a plan impossible or unlawful."""
+
+
+class DecisionError(OmniloadError, ValueError):
+    """A decision about a running stream is not valid, or comes too late."""
 
 
 class StateError(OmniloadError, ValueError):
