@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from omniload.errors import PlaceError
 from omniload.mixture import Mixture
+from omniload.placing.axes import DATA_AXES
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,12 +39,16 @@ class Place:
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh) -> Self:
-        """The place of this rank in a mesh whose data-parallel axes are those named ``dp…``, outermost first."""
+        """The place of this rank in a mesh, or a part of one, by its axes of `omniload.placing.axes.DATA_AXES`.
+
+        Raises:
+            PlaceError: it has none of them.
+        """
         names = mesh.mesh_dim_names or ()
-        axes = [name for name in names if name.startswith("dp")]
+        axes = [name for name in names if name in DATA_AXES]
         if not axes:
             raise PlaceError(
-                f"mesh: no axis named dp, dp_replicate or dp_shard among {list(names)};"
+                f"mesh: no axis named {', '.join(DATA_AXES[:-1])} or {DATA_AXES[-1]} among {list(names)};"
                 " name them so, or pass dp_rank and dp_size"
             )
         rank, size = 0, 1
