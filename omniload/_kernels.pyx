@@ -1,29 +1,121 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops that numpy cannot take over: one value per document, or several arrays filled in one pass.
 
-Optional (see `omniload.kernels`): `omniload.planner.pack` and `omniload.fill` hold the same functions in Python, which say
-what they do and give the same results to the bit; what is here only does it faster, and without the interpreter lock.
+Optional (see `omniload.kernels`): `omniload.planner.packing`, `omniload.planner.mix` and `omniload.fill` hold the same
+functions in Python, which say what they do and give the same results to the bit; what is here only does it faster.
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_GetBuffer, PyBuffer_Release
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memmove, memset
 
 
 cdef int64_t _NUMBER = 0xFFFFFFFF  # of a pack, in the lower half of an entry
+cdef enum:
+    _ENTRIES = 128  # of a block
+    _GROUP = 16  # sources whose deficits are looked at together
 
 
-def best_fit(const int64_t[::1] lengths not None, int64_t capacity, int64_t[::1] pack not None):
-    """The pack of each piece; see `omniload.planner.pack.best_fit_decreasing`, whose order `lengths` are in."""
+cdef struct Block:
+    int64_t last  # its largest entry
+    int64_t most  # the largest room for patches in it
+    Py_ssize_t count
+    int64_t *entries
+
+
+cdef struct OpenPacks:
+    # Packs with room, as room << 32 | number, ascending: in blocks, so that little moves when one is put in.
+    Block *blocks
+    Py_ssize_t num_blocks
+    Py_ssize_t num_made
+    int64_t *memory
+    int64_t **spare
+    Py_ssize_t num_spare
+    const int64_t *patch_room  # of each pack by number, or NULL
+
+
+def best_fit(
+    const int64_t[::1] lengths not None,
+    int64_t capacity,
+    const int64_t[::1] patches,
+    int64_t patch_capacity,
+    int64_t[::1] pack not None,
+):
+    """The pack of each piece; see `omniload.planner.packing.decreasing.best_fit_in_python`."""
     cdef Py_ssize_t n = lengths.shape[0]
-    # Open packs as room << 32 | number, ascending.
-    cdef int64_t *open_packs = <int64_t *> malloc(max(n, 1) * sizeof(int64_t))
-    if open_packs == NULL:
-        raise MemoryError
-    with nogil:
-        _best_fit(&lengths[0] if n else NULL, n, capacity, &pack[0] if n else NULL, open_packs)
-    free(open_packs)
+    if n == 0:
+        return
+    assert pack.shape[0] == n
+    assert patches is None or patches.shape[0] == n
+    cdef OpenPacks packs
+    # A block is split when it is full, so all but the first were once half full; those that empty are used again.
+    cdef Py_ssize_t most_blocks = n // (_ENTRIES // 2) + 2
+    packs.num_blocks = packs.num_made = packs.num_spare = 0
+    packs.blocks = <Block *> malloc(most_blocks * sizeof(Block))
+    packs.memory = <int64_t *> malloc(most_blocks * _ENTRIES * sizeof(int64_t))
+    packs.spare = <int64_t **> malloc(most_blocks * sizeof(int64_t *))
+    cdef int64_t *patch_room = NULL
+    if patches is not None:
+        patch_room = <int64_t *> malloc(n * sizeof(int64_t))
+    try:
+        if packs.blocks == NULL or packs.memory == NULL or packs.spare == NULL:
+            raise MemoryError
+        if patches is not None and patch_room == NULL:
+            raise MemoryError
+        packs.patch_room = patch_room
+        with nogil:
+            _best_fit(
+                &lengths[0],
+                n,
+                capacity,
+                &patches[0] if patch_room != NULL else NULL,
+                patch_capacity,
+                &pack[0],
+                &packs,
+                patch_room,
+            )
+    finally:
+        free(packs.blocks)
+        free(packs.memory)
+        free(packs.spare)
+        free(patch_room)
+
+
+cdef void _best_fit(
+    const int64_t *lengths,
+    Py_ssize_t n,
+    int64_t capacity,
+    const int64_t *patches,
+    int64_t patch_capacity,
+    int64_t *pack,
+    OpenPacks *packs,
+    int64_t *patch_room,
+) noexcept nogil:
+    cdef Py_ssize_t i, block, at = 0
+    cdef int64_t entry, num_packs = 0, wanted
+    for i in range(n):
+        wanted = lengths[i] << 32
+        block = _block_not_below(packs, wanted)
+        if patches == NULL or patches[i] == 0:
+            if block < packs.num_blocks:
+                at = _first_not_below(packs.blocks[block].entries, packs.blocks[block].count, wanted)
+        else:
+            block = _with_room_for(packs, block, wanted, patches[i], &at)
+        if block < packs.num_blocks:
+            entry = packs.blocks[block].entries[at]
+            _remove(packs, block, at)
+        else:
+            entry = capacity << 32 | num_packs
+            if patches != NULL:
+                patch_room[num_packs] = patch_capacity
+            num_packs += 1
+        pack[i] = entry & _NUMBER
+        if patches != NULL:
+            patch_room[entry & _NUMBER] -= patches[i]
+        entry -= wanted
+        if entry >> 32:
+            _insert(packs, entry)
 
 
 cdef Py_ssize_t _first_not_below(const int64_t *values, Py_ssize_t count, int64_t wanted) noexcept nogil:
@@ -37,110 +129,376 @@ cdef Py_ssize_t _first_not_below(const int64_t *values, Py_ssize_t count, int64_
     return low
 
 
-cdef void _best_fit(
-    const int64_t *lengths, Py_ssize_t n, int64_t capacity, int64_t *pack, int64_t *open_packs
-) noexcept nogil:
-    cdef Py_ssize_t i, at, to, count = 0
-    cdef int64_t entry, num_packs = 0
-    for i in range(n):
-        at = _first_not_below(open_packs, count, lengths[i] << 32)
-        if at < count:
-            entry = open_packs[at]
-            pack[i] = entry & _NUMBER
-            entry -= lengths[i] << 32
-            if entry >> 32:  # it has less room now, so it moves to the front, and what it passes up by one
-                to = _first_not_below(open_packs, at, entry)
-                memmove(open_packs + to + 1, open_packs + to, (at - to) * sizeof(int64_t))
-                open_packs[to] = entry
-            else:
-                count -= 1
-                memmove(open_packs + at, open_packs + at + 1, (count - at) * sizeof(int64_t))
+cdef Py_ssize_t _block_not_below(const OpenPacks *packs, int64_t wanted) noexcept nogil:
+    """The first block that has an entry not below ``wanted``; the number of blocks if there is none."""
+    cdef Py_ssize_t low = 0, high = packs.num_blocks, middle
+    while low < high:
+        middle = (low + high) // 2
+        if packs.blocks[middle].last < wanted:
+            low = middle + 1
         else:
-            entry = capacity << 32 | num_packs
-            pack[i] = num_packs
-            num_packs += 1
-            entry -= lengths[i] << 32
-            if entry >> 32:
-                to = _first_not_below(open_packs, count, entry)
-                memmove(open_packs + to + 1, open_packs + to, (count - to) * sizeof(int64_t))
-                open_packs[to] = entry
-                count += 1
+            high = middle
+    return low
+
+
+cdef Py_ssize_t _with_room_for(
+    const OpenPacks *packs, Py_ssize_t block, int64_t wanted, int64_t patches, Py_ssize_t *at
+) noexcept nogil:
+    """From ``block`` on, the first block with an entry not below ``wanted`` whose pack has room for the patches too."""
+    cdef Py_ssize_t i
+    cdef const Block *one
+    while block < packs.num_blocks:
+        one = &packs.blocks[block]
+        if one.most >= patches:
+            for i in range(one.count):
+                if one.entries[i] >= wanted and packs.patch_room[one.entries[i] & _NUMBER] >= patches:
+                    at[0] = i
+                    return block
+        block += 1
+    return block
+
+
+cdef void _remove(OpenPacks *packs, Py_ssize_t block, Py_ssize_t at) noexcept nogil:
+    cdef Block *one = &packs.blocks[block]
+    one.count -= 1
+    memmove(one.entries + at, one.entries + at + 1, (one.count - at) * sizeof(int64_t))
+    if one.count == 0:
+        packs.spare[packs.num_spare] = one.entries
+        packs.num_spare += 1
+        packs.num_blocks -= 1
+        memmove(one, one + 1, (packs.num_blocks - block) * sizeof(Block))
+    else:
+        _describe(packs, one)
+
+
+cdef void _insert(OpenPacks *packs, int64_t entry) noexcept nogil:
+    cdef Py_ssize_t block = _block_not_below(packs, entry), at
+    cdef Block *one
+    if block == packs.num_blocks:  # larger than all: at the end of the last, if there is one
+        if block:
+            block -= 1
+        else:
+            _open_block(packs, 0)
+    one = &packs.blocks[block]
+    if one.count == _ENTRIES:
+        _open_block(packs, block + 1)
+        one = &packs.blocks[block]
+        memmove(
+            one[1].entries, one.entries + _ENTRIES // 2, (_ENTRIES - _ENTRIES // 2) * sizeof(int64_t)
+        )
+        one.count = _ENTRIES // 2
+        one[1].count = _ENTRIES - _ENTRIES // 2
+        _describe(packs, one)
+        _describe(packs, one + 1)
+        if entry > one.last:
+            one += 1
+    at = _first_not_below(one.entries, one.count, entry)
+    memmove(one.entries + at + 1, one.entries + at, (one.count - at) * sizeof(int64_t))
+    one.entries[at] = entry
+    one.count += 1
+    one.last = one.entries[one.count - 1]
+    if packs.patch_room != NULL:
+        one.most = max(one.most, packs.patch_room[entry & _NUMBER])
+
+
+cdef void _open_block(OpenPacks *packs, Py_ssize_t block) noexcept nogil:
+    memmove(packs.blocks + block + 1, packs.blocks + block, (packs.num_blocks - block) * sizeof(Block))
+    packs.num_blocks += 1
+    if packs.num_spare:
+        packs.num_spare -= 1
+        packs.blocks[block].entries = packs.spare[packs.num_spare]
+    else:
+        packs.blocks[block].entries = packs.memory + packs.num_made * _ENTRIES
+        packs.num_made += 1
+    packs.blocks[block].count = 0
+    packs.blocks[block].most = -1
+
+
+cdef void _describe(const OpenPacks *packs, Block *one) noexcept nogil:
+    cdef Py_ssize_t i
+    one.last = one.entries[one.count - 1]
+    if packs.patch_room != NULL:
+        one.most = -1
+        for i in range(one.count):
+            one.most = max(one.most, packs.patch_room[one.entries[i] & _NUMBER])
+
+
+def first_fit(
+    const int64_t[::1] lengths not None,
+    const uint8_t[::1] cuttable not None,
+    int64_t[::1] room not None,
+    int64_t[::1] piece not None,
+    int64_t[::1] pack not None,
+    int64_t[::1] part not None,
+):
+    """The parts of the pieces; see `omniload.planner.packing.first_fit.first_fit_in_python`."""
+    cdef Py_ssize_t n = lengths.shape[0], leaves = room.shape[0] // 2, num_parts = 0, i, node
+    cdef int64_t left, wanted, placed
+    assert cuttable.shape[0] == n and pack.shape[0] == piece.shape[0] and part.shape[0] == piece.shape[0]
+    with nogil:
+        for i in range(n):
+            left = lengths[i]
+            while left:
+                wanted = 1 if cuttable[i] else left
+                node = 1
+                while node < leaves:
+                    node *= 2
+                    if room[node] < wanted:
+                        node += 1
+                placed = min(left, room[node])
+                piece[num_parts] = i
+                pack[num_parts] = node - leaves
+                part[num_parts] = placed
+                num_parts += 1
+                left -= placed
+                room[node] -= placed
+                while node > 1:
+                    node //= 2
+                    room[node] = max(room[2 * node], room[2 * node + 1])
+    return num_parts
+
+
+def place(
+    const int64_t[:, ::1] load not None,
+    const int64_t[::1] cost not None,
+    const int64_t[::1] cap not None,
+    int64_t[:, ::1] packs not None,
+    int64_t[::1] pack not None,
+):
+    """The pack of each document; see `omniload.planner.packing.workload.place`.
+
+    Args:
+        load: ``[k, n]``.
+        cost: ``[n]``.
+        cap: ``[k]``.
+        packs: ``[packs, k + 2]`` of zeros; for the cost and the documents of each pack, and its loads.
+        pack: ``[n]``, filled in.
+    """
+    cdef Py_ssize_t n = cost.shape[0], num_packs = packs.shape[0], num_loads = load.shape[0], i, j, number, best
+    assert load.shape[1] == n and pack.shape[0] == n
+    assert cap.shape[0] == num_loads and packs.shape[1] == num_loads + 2
+    with nogil:
+        for i in range(n):
+            best = -1
+            for number in range(num_packs):
+                if best >= 0 and (
+                    packs[number, 0] > packs[best, 0]
+                    or (packs[number, 0] == packs[best, 0] and packs[number, 1] >= packs[best, 1])
+                ):
+                    continue
+                for j in range(num_loads):
+                    if packs[number, j + 2] + load[j, i] > cap[j]:
+                        break
+                else:
+                    best = number
+            pack[i] = best
+            if best >= 0:
+                packs[best, 0] += cost[i]
+                packs[best, 1] += 1
+                for j in range(num_loads):
+                    packs[best, j + 2] += load[j, i]
 
 
 def draw(
     int64_t[::1] deficits not None,
     const int64_t[::1] weights not None,
-    list lengths not None,
+    const int64_t[::1] by_weight not None,
+    more,
+    int64_t[::1] taken not None,
+    uint16_t[::1] drawn not None,
     bint by_samples,
     int64_t seq_len,
     int64_t tokens_wanted,
     int64_t pieces_wanted,
-    list drawn not None,
+    int64_t[::1] emitted,
+    const int64_t[::1] caps not None,
+    int64_t total,
 ):
-    """Draw samples until enough are there, a source has no more ready, or one might not fit 64 bits; see `omniload.planner.mix.Mixer.draw_ready`.
+    """Draw samples until enough are there; see `omniload.planner.mix.Mixer.draw_ready`.
+
+    Ends also before a draw that might not fit 64 bits, from a source that is spent, or for which there is no room.
+
+    What a source is owed grows by its weight times what is drawn, so it is kept as a line over the total drawn, and
+    only the line of the source drawn moves. Sources of like weight form a group, and a group is looked at only if its
+    largest deficit, when last looked at, can have become the largest of all by the largest weight in it.
 
     Args:
         deficits: what each source is owed; changed.
-        weights: of each; 0 for those that are not drawn.
-        lengths: of each, ``int64[n]`` tokens of its samples at hand.
+        weights: of each, which add up to 2³².
+        by_weight: the sources that have a weight, by falling weight.
+        more: called with a source and the number of samples it gave since the last call, gives ``int64[n]`` tokens of
+            its next samples; empty if it is spent.
+        taken: for each source 0; becomes the number of samples it gave since the last call of ``more``.
+        drawn: becomes the sources in the order drawn.
         by_samples: whether weights are shares of samples.
         seq_len: longest piece.
         tokens_wanted: stop when that many are drawn,
         pieces_wanted: or that many pieces.
-        drawn: sources in the order drawn are appended.
+        emitted: tokens of each source so far; changed. None if there are no caps.
+        caps: most of all tokens that may be each one's, in parts of 2³².
+        total: tokens of all sources so far.
 
     Returns:
-        Tokens and pieces drawn.
+        Draws, tokens and pieces.
     """
-    cdef Py_ssize_t n = deficits.shape[0], i, best
-    cdef int64_t total_weight = 0, tokens = 0, pieces = 0, length, amount, largest
+    cdef Py_ssize_t n = deficits.shape[0], i, group, best, source, num_drawn = 0
+    cdef int64_t tokens = 0, pieces = 0, length, amount, largest, value, most
+    cdef bint change
     cdef const int64_t[::1] of_source
+    cdef list kept = [None] * n  # what the pointers point into
     cdef const int64_t **samples = <const int64_t **> malloc(max(n, 1) * sizeof(void *))
-    cdef int64_t *counts = <int64_t *> malloc(max(n, 1) * sizeof(int64_t))
-    cdef int64_t *at = <int64_t *> calloc(max(n, 1), sizeof(int64_t))
-    if samples == NULL or counts == NULL or at == NULL:
-        free(samples)
-        free(counts)
-        free(at)
-        raise MemoryError
+    cdef int64_t *counts = <int64_t *> calloc(max(n, 1), sizeof(int64_t))
+    cdef Lines lines
+    lines.count = by_weight.shape[0]
+    lines.num_groups = (lines.count + _GROUP - 1) // _GROUP
+    lines.base = <uint64_t *> malloc(max(lines.count, 1) * sizeof(uint64_t))
+    lines.slope = <uint64_t *> calloc(max(lines.count, 1), sizeof(uint64_t))
+    lines.is_out = <uint8_t *> calloc(max(lines.count, 1), sizeof(uint8_t))
+    lines.by_index = <Py_ssize_t *> malloc(max(n, 1) * sizeof(Py_ssize_t))
+    lines.bound = <int64_t *> malloc(max(lines.num_groups, 1) * sizeof(int64_t))
+    lines.seen_at = <uint64_t *> malloc(max(lines.num_groups, 1) * sizeof(uint64_t))
+    lines.steepest = <uint64_t *> malloc(max(lines.num_groups, 1) * sizeof(uint64_t))
+    lines.at = 0
     try:
+        if (
+            samples == NULL
+            or counts == NULL
+            or lines.base == NULL
+            or lines.slope == NULL
+            or lines.is_out == NULL
+            or lines.by_index == NULL
+            or lines.bound == NULL
+            or lines.seen_at == NULL
+            or lines.steepest == NULL
+        ):
+            raise MemoryError
         for i in range(n):
-            of_source = lengths[i]  # the list keeps the memory
-            counts[i] = of_source.shape[0]
-            samples[i] = &of_source[0] if counts[i] else NULL
-            total_weight += weights[i]
-        while tokens < tokens_wanted and pieces < pieces_wanted:
+            lines.by_index[i] = -1
+        for i in range(lines.count):
+            source = by_weight[i]
+            lines.by_index[source] = i
+            lines.base[i] = deficits[source]
+            lines.is_out[i] = emitted is not None and _is_over(emitted[source], caps[source], total)
+        _set_slopes(&lines, n, &weights[0] if n else NULL)
+        while num_drawn < drawn.shape[0] and tokens < tokens_wanted and pieces < pieces_wanted:
             best = -1
-            for i in range(n):
-                if weights[i] and (best < 0 or deficits[i] > deficits[best]):
-                    best = i
-            if best < 0 or at[best] >= counts[best]:
+            largest = 0
+            for group in range(lines.num_groups):
+                value = <int64_t> (
+                    <uint64_t> lines.bound[group] + lines.steepest[group] * (lines.at - lines.seen_at[group])
+                )
+                if lines.bound[group] != _UNSEEN and best >= 0 and value < largest:
+                    continue
+                most = -_UNSEEN
+                for i in range(group * _GROUP, min((group + 1) * _GROUP, lines.count)):
+                    if lines.is_out[i]:
+                        continue
+                    value = <int64_t> (lines.base[i] + lines.slope[i] * lines.at)
+                    most = max(most, value)
+                    if best < 0 or value > largest or (value == largest and by_weight[i] < by_weight[best]):
+                        best, largest = i, value
+                lines.bound[group] = most
+                lines.seen_at[group] = lines.at
+            if best < 0:
                 break
-            length = samples[best][at[best]]
+            source = by_weight[best]
+            if taken[source] == counts[source]:
+                of_source = kept[source] = more(source, taken[source])
+                counts[source] = of_source.shape[0]
+                taken[source] = 0
+                if counts[source] == 0:
+                    break
+                samples[source] = &of_source[0]
+            length = samples[source][taken[source]]
             amount = min(length, 1) if by_samples else length
-            largest = deficits[best]
-            if (
-                amount > _MOST_TOKENS
-                or largest > _MOST_DEFICIT
-                or largest - total_weight * amount < -_MOST_DEFICIT
-            ):
+            if amount > _MOST_TOKENS or largest > _MOST_DEFICIT or largest - (amount << 32) < -_MOST_DEFICIT:
                 break
-            for i in range(n):
-                deficits[i] += weights[i] * amount
-            deficits[best] -= total_weight * amount
-            at[best] += 1
+            lines.at += amount
+            lines.base[best] -= <uint64_t> amount << 32
+            taken[source] += 1
             tokens += length
             pieces += (length + seq_len - 1) // seq_len
-            drawn.append(best)
-        return tokens, pieces
+            drawn[num_drawn] = source
+            num_drawn += 1
+            if emitted is not None:
+                emitted[source] += length
+                change = False
+                for i in range(lines.count):
+                    if lines.is_out[i] or i == best:
+                        lines.is_out[i] = _is_over(emitted[by_weight[i]], caps[by_weight[i]], total + tokens)
+                        change = change or lines.is_out[i] == (i == best)
+                if change:
+                    _set_slopes(&lines, n, &weights[0])
+        for i in range(lines.count):
+            deficits[by_weight[i]] = <int64_t> (lines.base[i] + lines.slope[i] * lines.at)
+        return num_drawn, tokens, pieces
     finally:
         free(samples)
         free(counts)
-        free(at)
+        free(lines.base)
+        free(lines.slope)
+        free(lines.is_out)
+        free(lines.by_index)
+        free(lines.bound)
+        free(lines.seen_at)
+        free(lines.steepest)
 
 
 cdef int64_t _MOST_TOKENS = 1 << 28
 cdef int64_t _MOST_DEFICIT = <int64_t> 1 << 61
+cdef int64_t _UNSEEN = 0x7FFFFFFFFFFFFFFF  # in place of the bound of a group
+
+
+cdef struct Lines:
+    # What is owed, base + slope * at: without sign, so that it may wrap on the way. By falling weight.
+    uint64_t at  # drawn so far
+    Py_ssize_t count
+    uint64_t *base
+    uint64_t *slope
+    uint8_t *is_out  # over its cap
+    Py_ssize_t *by_index  # of each source, its line, or -1
+    Py_ssize_t num_groups
+    int64_t *bound  # of each group, the largest that was owed
+    uint64_t *seen_at  # when that was
+    uint64_t *steepest  # its largest slope
+
+
+cdef void _set_slopes(Lines *lines, Py_ssize_t n, const int64_t *weights) noexcept nogil:
+    """Give the lines the weights of the sources that are not out, as `omniload.weights.renormalised` makes them."""
+    cdef Py_ssize_t i, line
+    cdef uint64_t total = 0, left = <uint64_t> 1 << 32, slope
+    for i in range(n):
+        line = lines.by_index[i]
+        if line >= 0 and not lines.is_out[line]:
+            total += weights[i]
+    for i in range(n):
+        line = lines.by_index[i]
+        if line >= 0:
+            slope = 0
+            if not lines.is_out[line]:
+                slope = weights[i] if total >> 32 else (<uint64_t> weights[i] << 32) // total
+            left -= slope
+            lines.base[line] += (lines.slope[line] - slope) * lines.at
+            lines.slope[line] = slope
+    for i in range(n):
+        line = lines.by_index[i]
+        if line >= 0 and lines.slope[line] and left:
+            lines.base[line] -= lines.at
+            lines.slope[line] += 1
+            left -= 1
+    for i in range(lines.num_groups):
+        lines.bound[i] = _UNSEEN
+        lines.seen_at[i] = lines.at
+        lines.steepest[i] = 0
+        for line in range(i * _GROUP, min((i + 1) * _GROUP, lines.count)):
+            lines.steepest[i] = max(lines.steepest[i], lines.slope[line])
+
+
+cdef bint _is_over(uint64_t emitted, uint64_t cap, uint64_t total) noexcept nogil:
+    """Whether emitted * 2³² > cap * total, for cap up to 2³² and the others below 2⁶³; no product needs more than 64 bits."""
+    if cap >> 32:
+        return False
+    return emitted > cap * (total >> 32) + (cap * (total & _NUMBER) >> 32)
 
 
 ctypedef fused token_t:

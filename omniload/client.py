@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +19,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from omniload.constructor import DERIVED
+from omniload.control import Control, DecisionLog
 from omniload.errors import (
     LoaderStopped,
     MixtureError,
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 PLANS_KEPT = 64
 """Steps whose plans stay at hand for `MixtureLoader.samples`."""
 
@@ -190,6 +192,8 @@ class MixtureLoader(DataLoader[Lane]):
         # taken again, for a signal's handler that takes the state runs in the thread that it interrupts.
         self._moving = threading.RLock()
         self._state = StreamState.initial(len(self._loaders))
+        # Beyond the steps asked for, those in the queue and one that waits to get in are planned, or being planned.
+        self._log = DecisionLog(self._mixture.names, prefetch_steps + 2, self._moving)
         self._step: Step | None = None
         self._yielded = 0
         self._to_skip = 0
@@ -217,6 +221,11 @@ class MixtureLoader(DataLoader[Lane]):
     def mixture(self) -> Mixture:
         """The mixture, with the overrides applied."""
         return self._mixture
+
+    @property
+    def control(self) -> Control:
+        """Changes the weights, skips steps: decisions about steps that are not planned yet."""
+        return Control(self._mixture, self._place.dp_size, self._log)
 
     @property
     def place(self) -> Place:
@@ -327,11 +336,14 @@ class MixtureLoader(DataLoader[Lane]):
         """
         with self._moving:
             stream, yielded = self._position()
+            decisions = self._log.to_json(stream.step)
         state = {
             "version": STATE_VERSION,
             "identity": self._identity.to_json(),
             "stream": stream.to_json(self._mixture.names),
         }
+        if decisions:
+            state["decisions"] = decisions
         if yielded:
             state |= {"lanes_yielded": yielded, "dp_size": self._place.dp_size}
         return state
@@ -363,8 +375,11 @@ class MixtureLoader(DataLoader[Lane]):
         if not 0 <= yielded < len(self._lanes):
             raise StateError(f"the loader state is damaged: {yielded} of {len(self._lanes)} lanes yielded")
         stream = StreamState.from_json(dict(state["stream"]), self._mixture.names)
+        decisions = self._log.read(state.get("decisions"), stream.decisions)
         with self._moving:
             self.close()
+            self._log.load(decisions)
+            self._log.stop(stream.step + bool(yielded))
             self._state, self._step = stream, None
             self._yielded, self._to_skip = 0, yielded
             self._plans.clear()
@@ -379,6 +394,7 @@ class MixtureLoader(DataLoader[Lane]):
                 assert self._stopper is not None, "set together with the runtime"
                 self._state, self._to_skip = self._position()
                 self._step, self._yielded = None, 0
+                self._log.stop(self._state.step + bool(self._to_skip))
                 self._stopper.detach()
                 runtime, self._runtime = self._runtime, None
                 runtime.stop()
@@ -393,10 +409,13 @@ class MixtureLoader(DataLoader[Lane]):
     def _position(self) -> tuple[StreamState, int]:
         """The stream before the step that is going on, and the lanes of it already yielded."""
         if self._step is None:
-            return self._state, self._to_skip
-        if self._yielded == len(self._lanes):
-            return self._step.after, 0
-        return (self._step.before, self._yielded)
+            stream, yielded = self._state, self._to_skip
+        elif self._yielded == len(self._lanes):
+            stream, yielded = self._step.after, 0
+        else:
+            stream, yielded = self._step.before, self._yielded
+        # What was decided after the step was planned is part of the stream as well.
+        return replace(stream, decisions=self._log.since(stream.step)), yielded
 
     def _open_loaders(self, split: Split, buffer_bytes: int) -> list[list[SourceLoader]]:
         """For each source, the loaders that share it: one, unless chaos wants more."""
@@ -439,6 +458,7 @@ class MixtureLoader(DataLoader[Lane]):
         """Move to the next step; False at the end of the stream."""
         with self._moving:
             runtime = self._runtime = self._runtime or self._start()
+            self._log.asked_for(self._step.plan.step + 1 if self._step else self._state.step)
         if self._runs_in != os.getpid():
             raise LoaderStopped(
                 "the loader was iterated over before this process was forked, and its threads are not here; start the"
@@ -477,12 +497,13 @@ class MixtureLoader(DataLoader[Lane]):
             self._mixture,
             self._loaders,
             self._lanes,
-            self._state,
+            self._position()[0],
             prefetch_steps=self._prefetch_steps,
             timeout_s=self._timeout_s,
             derived=self._derived,
             chaos=self._chaos,
         )
+        self._log.planned_by(runtime.decide)
         self._runs_in = os.getpid()
         self._stopper = weakref.finalize(self, runtime.abandon)
         return runtime

@@ -27,7 +27,8 @@ DERIVED = ("targets", "labels", "position_ids", "segment_ids")
 """The token-wise arrays of a lane besides ``input_ids``; it has ``targets`` or ``labels``."""
 
 LaneArrays = dict[str, np.ndarray | int]
-"""One lane of ``m`` packs of ``S`` tokens; S is ``seq_len``, or with ``packing: none`` the longest piece of the lane.
+"""One lane of ``m`` packs of ``S`` tokens; S is ``seq_len``, or with ``packing: none`` and ``workload``, whose packs
+are of any length, that of the lane's longest.
 
 - ``input_ids``: ``int64[m, S]``, 0 where there is no token.
 - ``targets``: ``int64[m, S]``, the next token of the same sample, `IGNORE` where there is none (``labels: shifted``).
@@ -52,7 +53,7 @@ class DataConstructor:
 
     def __init__(self, mixture: Mixture, source: PayloadSource, derived: Collection[str] = DERIVED) -> None:
         self._seq_len = mixture.seq_len
-        self._packed = mixture.packing == "best_fit"
+        self._full = mixture.packing not in ("none", "workload")
         self._derived = set(derived) - {"labels" if mixture.labels == "shifted" else "targets"}
         self._source = source
         self._recycler = Recycler()
@@ -100,9 +101,10 @@ class DataConstructor:
 
     def _widths(self, length: np.ndarray, pack: np.ndarray, first_row: np.ndarray) -> np.ndarray:
         """``int64[lanes]``: tokens of a row of each lane."""
-        if self._packed:
+        if self._full:
             return np.full(len(first_row), self._seq_len)
-        return np.maximum.reduceat(length, np.searchsorted(pack, first_row))
+        tokens = np.add.reduceat(length, np.searchsorted(pack, np.arange(pack[-1] + 1)))
+        return np.maximum.reduceat(tokens, first_row)
 
     def _new_arrays(self, length: int) -> TokenArrays:
         def derived(name: str, dtype: type[np.integer]) -> np.ndarray | None:

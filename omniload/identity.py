@@ -15,14 +15,18 @@ from typing import Any, Self
 from omniload.errors import StateError
 from omniload.loader import SourceLoader
 from omniload.mixture import Mixture
-from omniload.planner.arrange import SLACK_PERCENT
-from omniload.planner.cost import LINEAR_TOKENS
-from omniload.planner.pack import MAX_WAIT_STEPS
+from omniload.planner.costs import cost_model
+from omniload.planner.packing import MAX_WAIT_STEPS
+from omniload.planner.rules import SLACK_PERCENT
+from omniload.planner.strategies import source_of
 
 # What a source's entry does not depend on: where the files are, how to get at them, and when to give up.
 _ELSEWHERE = {"path", "storage_options", "chat_template", "max_failures", "max_failure_fraction"}
 # Top-level keys with an entry of their own, or that only say when to stop or where to report.
 _NOT_SHAPE = {"sources", "tokenizer", "chat_template", "steps", "quarantine"}
+
+# What no key of the mixture says, and plans depend on.
+_CONSTANTS = (SLACK_PERCENT, MAX_WAIT_STEPS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +46,8 @@ class Identity:
         shape: dict[str, Any] = mixture.model_dump(mode="json", exclude=_NOT_SHAPE)
         shape["schedule"] = _digest(shape["schedule"])
         shape["split"] = split
-        shape["strategy"] = _digest([SLACK_PERCENT, MAX_WAIT_STEPS, LINEAR_TOKENS])
+        shape["strategy"] = [mixture.strategy, _digest([*_CONSTANTS, source_of(mixture.strategy)])]
+        shape["cost"] = cost_model(mixture.cost).fingerprint
         definitions = {
             name: spec.model_dump(mode="json", exclude=_ELSEWHERE) for name, spec in mixture.sources.items()
         }

@@ -9,11 +9,12 @@ import numpy as np
 
 from omniload.mixture import Mixture
 from omniload.planner import StreamState
+from omniload.planner.state import scheduled_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceLedger:
-    """The account of one source. ``read = emitted + truncated + dropped``; ``emitted = served + carried``."""
+    """The account of one source. ``read = emitted + truncated + dropped``; ``emitted = served + carried + skipped``."""
 
     weight: float
     """Declared share of the stream at the current step, normalised."""
@@ -38,6 +39,8 @@ class SourceLedger:
     """Tokens in the steps planned."""
     carried_tokens: int
     """Tokens drawn and waiting for a pack."""
+    skipped_tokens: int
+    """Tokens in steps that were left out by decision."""
     dropped_at_end: int
     """Tokens among them that will wait for ever, because the stream has ended."""
     exhausted: bool
@@ -56,7 +59,7 @@ class Ledger:
     @classmethod
     def of(cls, mixture: Mixture, state: StreamState) -> Self:
         """The ledger of a stream state."""
-        weights = mixture.weights_at(max(state.step - 1, 0))
+        weights = state.decided.weights or scheduled_weights(mixture, state.sources, max(state.step - 1, 0))
         total_weight = sum(weights)
         carried = np.zeros(len(weights), np.int64)
         np.add.at(carried, state.carried["source"], state.carried["length"].astype(np.int64))
@@ -77,8 +80,9 @@ class Ledger:
                     emitted_tokens=source.emitted_tokens,
                     truncated_tokens=source.truncated_tokens,
                     dropped_tokens=source.dropped_tokens,
-                    served_tokens=source.emitted_tokens - waiting,
+                    served_tokens=source.emitted_tokens - waiting - source.skipped_tokens,
                     carried_tokens=waiting,
+                    skipped_tokens=source.skipped_tokens,
                     dropped_at_end=waiting if ended else 0,
                     exhausted=source.exhausted,
                 )

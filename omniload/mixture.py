@@ -6,15 +6,12 @@ data and the tokenizer it points to; nothing about ranks, threads or machines is
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StrictInt,
     StrictStr,
@@ -24,11 +21,14 @@ from pydantic import (
 )
 
 from omniload.errors import MixtureError
+from omniload.frozen import Frozen
+from omniload.given import DatasetKey
 from omniload.mixture_file import Overrides, override, read_layers
 from omniload.mixture_groups import FILE_KEYS, flatten
 from omniload.mixture_problem import first_problem
 from omniload.samples.builtin import TRANSFORMS
 from omniload.samples.chatml import CHAT_TEMPLATES
+from omniload.schedule import Stage, check_order, check_reached, position_of, weights_in
 from omniload.suggest import suggest
 from omniload.weights import WEIGHT_UNIT, integer_cap
 
@@ -48,13 +48,7 @@ def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class TransformSpec(_Frozen):
+class TransformSpec(Frozen):
     """A function of one row, called before tokenisation."""
 
     call: str
@@ -80,7 +74,7 @@ class TransformSpec(_Frozen):
         return value
 
 
-class ColumnMap(_Frozen):
+class ColumnMap(Frozen):
     """What a source calls the columns, keys and roles that samples are made from."""
 
     input_ids: str = "input_ids"
@@ -111,7 +105,7 @@ class ColumnMap(_Frozen):
         return frozenset(name for name in names if getattr(self, name) != name)
 
 
-class RowRange(_Frozen):
+class RowRange(Frozen):
     """Consecutive rows of a source."""
 
     start: int = Field(default=0, ge=0)
@@ -126,13 +120,13 @@ class RowRange(_Frozen):
         return self
 
 
-class SourceSpec(_Frozen):
+class SourceSpec(Frozen):
     """One dataset and its part in the mixture."""
 
     path: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     """File, glob, braces or folder, local or an fsspec URL, or a list of them; relative to the mixture file."""
-    dataset: str | None = None
-    """In place of ``path``: ``package.module:function`` that makes a map-style torch dataset."""
+    dataset: DatasetKey = None
+    """In place of ``path``: ``package.module:function`` that makes a torch dataset; in Python also the dataset."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function that ``dataset`` names."""
     weight: float = Field(ge=0)
@@ -182,9 +176,12 @@ class SourceSpec(_Frozen):
             if self.args:
                 raise ValueError("args: are of a dataset: and here is a path; remove them")
             return self
-        module, _, function = self.dataset.partition(":")
-        if not (module and function):
-            raise ValueError(f"dataset: '{self.dataset}' is not of the form package.module:function")
+        if isinstance(self.dataset, str):
+            module, _, function = self.dataset.partition(":")
+            if not (module and function):
+                raise ValueError(f"dataset: '{self.dataset}' is not of the form package.module:function")
+        elif self.args:
+            raise ValueError("args: are of a function, and here is a dataset that is made; remove them")
         if self.format is not None or self.storage_options:
             key = "storage_options" if self.format is None else "format"
             raise ValueError(f"{key}: is of files, and here is a dataset; remove it")
@@ -198,16 +195,37 @@ class SourceSpec(_Frozen):
         return self
 
 
-class Stage(_Frozen):
-    """From ``step`` on, these weights hold."""
+class Caps(Frozen):
+    """Hard bounds on what a lane holds; by default there are none but those of its shape."""
 
-    step: int = Field(ge=0)
-    """First step of the stage."""
-    weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
-    """Weight of every source; without it, the sources' own weights hold."""
+    tokens: int | None = Field(default=None, ge=1, lt=2**62)
+    """Tokens. With ``packing: workload`` lanes are of any length up to it; by default half as much again as the
+    average."""
+    patches: int | None = Field(default=None, ge=1, lt=2**62)
+    """Rows for the image encoder."""
+    frames: int | None = Field(default=None, ge=1, lt=2**62)
+    """Rows for the audio encoder."""
+    cost: int | None = Field(default=None, ge=1, lt=2**62)
+    """Cost of all modules together, in the unit of the cost model."""
 
 
-class Mixture(_Frozen):
+class Delay(Frozen):
+    """Outliers wait until there is one for every lane."""
+
+    thresholds: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    """Tokens from which on a document is an outlier, of each level, ascending."""
+    max_steps: int = Field(default=16, ge=1, lt=2**16)
+    """Steps that one waits at most."""
+
+    @field_validator("thresholds")
+    @classmethod
+    def _ascend(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if list(values) != sorted(set(values)):
+            raise ValueError(f"{list(values)} do not ascend: reorder them")
+        return values
+
+
+class Mixture(Frozen):
     """What is loaded, in which proportions, and how a step is shaped."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -216,14 +234,28 @@ class Mixture(_Frozen):
     """Length of the run; without it the loader goes on until a source says stop."""
     seq_len: int = Field(ge=2, lt=2**31)
     """Tokens per pack."""
-    packing: Literal["best_fit", "none"] = "best_fit"
-    """``best_fit``: several documents in a pack of ``seq_len`` tokens; ``none``: one, padded to its lane's longest."""
+    packing: Literal["best_fit", "first_fit", "concatenate", "workload", "none"] = "best_fit"
+    """``best_fit``, ``first_fit``: several documents in a pack of ``seq_len`` tokens; ``concatenate``: the same, end to
+    end in the order drawn and cut where a pack is full; ``workload``: lanes of equal cost and unequal length, one row
+    each; ``none``: one document a row, padded to its lane's longest."""
     packs: int | None = Field(default=None, ge=1)
-    """Packs per step, over the whole job; with ``packing: none``, samples."""
+    """Packs per step, over the whole job; with ``packing: none``, samples; with ``packing: workload``, how many times
+    ``seq_len`` tokens."""
     lane_tokens: int | None = Field(default=None, ge=1)
     """With ``packing: none``, instead of ``packs``: tokens of a lane, padding included, that samples have to fit in."""
     lanes: int = Field(default=1, ge=1)
     """Microbatch slots per step, ``packs / lanes`` packs in each; the data-parallel size must divide it."""
+    balance: Literal["lpt", "kk", "bucketed", "hybrid", "two_level", "none"] = "lpt"
+    """How packs are given to lanes, see `omniload.planner.balancing`."""
+    cost: str | dict[str, Any] = "attention"
+    """What a pack costs: ``attention``, ``tokens``, ``package.module:function``, or the shape of the model, see
+    `omniload.planner.costs`."""
+    caps: Caps = Caps()
+    """Hard bounds per lane."""
+    delay: Delay | None = None
+    """Whether outliers wait for each other."""
+    strategy: str | None = None
+    """In place of these keys: ``package.module:function`` that plans a step on a `DGraph`."""
     tokenizer: str | None = None
     """``tokenizer.json`` of the `tokenizers` library; needed by every source that is not pre-tokenised."""
     eos: StrictStr | StrictInt | None = None
@@ -247,16 +279,12 @@ class Mixture(_Frozen):
     sources: dict[str, SourceSpec] = Field(min_length=1, max_length=2**16)
     """The datasets by name."""
     schedule: tuple[Stage, ...] = ()
-    """Changes of the weights by step."""
+    """Changes of the weights along the run, see `omniload.schedule`."""
 
     @field_validator("schedule")
     @classmethod
     def _stages_ascend(cls, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        for before, after in itertools.pairwise(stages):
-            if after.step <= before.step:
-                raise ValueError(
-                    f"stages must ascend, but step {after.step} follows step {before.step}: reorder them"
-                )
+        check_order(stages)
         return stages
 
     @field_validator("chat_template")
@@ -290,10 +318,20 @@ class Mixture(_Frozen):
             raise ValueError(
                 f"lanes: {self.lanes} does not divide packs: {self.packs}; nearest values that do: {near}"
             )
+        self._check_caps()
         for stage in self.schedule:
             self._check_stage(stage)
-        if not self.schedule or self.schedule[0].step > 0 or any(s.weights is None for s in self.schedule):
-            self._check_weights({name: spec.weight for name, spec in self.sources.items()}, "sources")
+        if (
+            not self.schedule
+            or self.schedule[0].position > 0
+            or any(s.weights is None for s in self.schedule)
+        ):
+            self.check_weights(self._own_weights, "sources")
+        passes = {
+            name: None if spec.on_exhausted == "repeat" else spec.repeat - (spec.on_exhausted == "stop")
+            for name, spec in self.sources.items()
+        }
+        check_reached(self.schedule, self._own_weights, passes)
         return self
 
     def _check_size(self) -> None:
@@ -312,28 +350,67 @@ class Mixture(_Frozen):
                 f"lane_tokens: {self.lane_tokens} has no room for a sample of seq_len {self.seq_len}; raise it"
             )
 
+    def _check_caps(self) -> None:
+        """The caps have room for what a lane always holds."""
+        if self.packing == "workload":
+            for name in ("frames", "cost"):
+                if getattr(self.caps, name) is not None:
+                    raise ValueError(
+                        f"caps.{name}: packing: workload makes lanes of equal cost, bounded in tokens and patches;"
+                        " remove it"
+                    )
+        if self.packs is None or self.caps.tokens is None or self.packing == "none":
+            return
+        of_lane = self.packs // self.lanes * self.seq_len
+        if self.caps.tokens < of_lane:
+            raise ValueError(
+                f"caps.tokens: {self.caps.tokens} a lane, but {self.packs // self.lanes} times seq_len {self.seq_len}"
+                f" is {of_lane}; raise it, or lower packs"
+            )
+
     def _check_stage(self, stage: Stage) -> None:
         if stage.weights is None:
             return
-        where = f"schedule, stage at step {stage.step}"
+        where = f"schedule, {stage}"
         for name in stage.weights:
             if name not in self.sources:
                 raise ValueError(f"{where}: no source '{name}'{suggest(name, list(self.sources))}")
         for name in self.sources:
             if name not in stage.weights:
                 raise ValueError(f"{where}: no weight for source '{name}'; add it (0 leaves it out)")
-        self._check_weights(stage.weights, where)
+        self.check_weights(stage.weights, where)
 
-    def _check_weights(self, weights: Mapping[str, float], where: str) -> None:
+    def check_weights(self, weights: Mapping[str, float], where: str) -> None:
+        """Weights of all sources make a stream.
+
+        Args:
+            weights: of every source, by name.
+            where: what says them, for the message.
+
+        Raises:
+            ValueError: all are 0, one is too small beside the largest, or ``max_fraction`` leaves no full stream.
+        """
+        self.check_caps(weights, where)
         largest = max(weights.values())
-        if largest == 0:
-            raise ValueError(f"{where}: every weight is 0; give at least one source a positive weight")
         for name, weight in weights.items():
             if 0 < weight < largest * SMALLEST_SHARE:
                 raise ValueError(
                     f"{where}: the weight of '{name}', {weight:g}, is below {SMALLEST_SHARE:g} of the largest;"
                     " raise it, or set it to 0"
                 )
+
+    def check_caps(self, weights: Mapping[str, float], where: str) -> None:
+        """The sources that have a weight can make up the whole stream.
+
+        Args:
+            weights: of every source, by name.
+            where: what says them, for the message.
+
+        Raises:
+            ValueError: there is none, or ``max_fraction`` leaves no full stream.
+        """
+        if not any(weights.values()):
+            raise ValueError(f"{where}: every weight is 0; give at least one source a positive weight")
         caps = [self.sources[name].max_fraction for name, weight in weights.items() if weight]
         if sum(map(integer_cap, caps)) < WEIGHT_UNIT:
             raise ValueError(
@@ -385,13 +462,23 @@ class Mixture(_Frozen):
         """Names of the sources, sorted: the numbering of sources does not depend on the order in the file."""
         return sorted(self.sources)
 
-    def weights_at(self, step: int) -> list[float]:
-        """Declared weights in force at ``step``, in the order of `names`; not normalised."""
-        own: Mapping[str, float] = {name: spec.weight for name, spec in self.sources.items()}
-        weights = own
-        for stage in self.schedule:
-            if stage.step <= step:
-                weights = own if stage.weights is None else stage.weights
+    @property
+    def _own_weights(self) -> dict[str, float]:
+        return {name: spec.weight for name, spec in self.sources.items()}
+
+    def weights_at(self, step: int, *, tokens: int = 0, epochs: Sequence[int] = ()) -> list[float]:
+        """Declared weights in force at a step, in the order of `names`; not normalised.
+
+        Args:
+            step: the step.
+            tokens: that entered the stream before it; counts if the schedule goes by tokens.
+            epochs: complete passes over each source before it, in the order of `names`; if it goes by epochs.
+        """
+        own = self._own_weights
+        at = position_of(
+            self.schedule, own, step=step, tokens=tokens, epochs=dict(zip(self.names, epochs, strict=False))
+        )
+        weights = weights_in(self.schedule, own, at)
         return [weights[name] for name in self.names]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,16 @@ PIECE = np.dtype(
         ("length", "<u4"),  # tokens
         ("targets", "<u4"),  # tokens of the piece's target that count in the loss
         ("born", "<u4"),  # step that drew the piece
+        ("patches", "<u4"),  # rows that it gives the image encoder
+        ("frames", "<u4"),  # rows that it gives the audio encoder
     ]
 )
-"""One piece: where it comes from and what the planner needs to know. Packed, little-endian, 36 bytes."""
+"""One piece: where it comes from and what the planner needs to know. Packed, little-endian, 44 bytes."""
+
+Encoder: TypeAlias = Literal["image", "audio"]
+"""What stands before the backbone of a model of several modalities."""
+UNITS: dict[Encoder, str] = {"image": "patches", "audio": "frames"}
+"""The field of `PIECE` that says how long a piece is for an encoder."""
 
 _BYTES = np.dtype((np.void, PIECE.itemsize))
 

@@ -12,16 +12,18 @@ WEIGHT_UNIT = 2**32
 """Integer weights are parts of this; they add up to exactly this."""
 
 
-def integer_weights(weights: Sequence[float]) -> list[int]:
+def integer_weights(weights: Sequence[float | Fraction]) -> list[int]:
     """Scale non-negative weights to integers that add up to `WEIGHT_UNIT`, by largest remainder.
 
     A source of weight 0 gets exactly 0. Ties go to the lower index.
     """
-    total = sum(Fraction(weight) for weight in weights)
+    ratios = [weight.as_integer_ratio() for weight in weights]
+    common = math.lcm(*(denominator for _, denominator in ratios))
+    scaled = [numerator * (common // denominator) for numerator, denominator in ratios]
+    total = sum(scaled)
     assert total > 0, "the mixture guarantees a positive weight"
-    shares = [Fraction(weight) * WEIGHT_UNIT / total for weight in weights]
-    parts = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (parts[i] - shares[i], i))
+    parts = [weight * WEIGHT_UNIT // total for weight in scaled]
+    by_remainder = sorted(range(len(parts)), key=lambda i: (parts[i] * total - scaled[i] * WEIGHT_UNIT, i))
     for i in by_remainder[: WEIGHT_UNIT - sum(parts)]:
         parts[i] += 1
     return parts

@@ -25,11 +25,12 @@ from omniload.weights import WEIGHT_UNIT, renormalised
 FEW_SOURCES = 16
 """Up to this many sources a loop over Python's integers is faster than arrays."""
 
-_FEW_TO_LOOK_AT = 64
-"""With more, looking at what every source has at hand costs more than drawing one by one."""
 _MOST_TOKENS = 2**28
 _MOST_DEFICIT = 2**61
 _OUT = -(2**63)
+_NEVER = 2**63 - 1
+_RUN = 2**16
+"""Draws made by the compiled loop before what it gave is put aside."""
 
 
 class Drawable(Protocol):
@@ -39,8 +40,14 @@ class Drawable(Protocol):
     def ready(self) -> np.ndarray:
         """``int64[n]``: emitted tokens of those samples, in order."""
 
-    def draw_ready(self, orders: list[int]) -> None:
-        """Draw as many of them, with these draw numbers."""
+    def draw_ready(self, count: int) -> None:
+        """Draw the first ``count`` of them."""
+
+    def read_on(self) -> bool:
+        """Have more at hand, when all are drawn; False if the source gave its last."""
+
+    def number(self, orders: np.ndarray) -> None:
+        """Give what `draw_ready` drew since the last call its draw numbers: ``int64[n]``, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,18 +83,19 @@ class Mixer:
         by_samples: bool = False,
     ) -> None:
         self._by_samples = by_samples
-        self._emitted = list(emitted)
+        self._emitted = np.array(emitted, np.int64)
         self._total = sum(emitted)
         self._caps = caps
+        self._parts_of_caps = np.array(caps, np.int64)
         self._capped = any(cap < WEIGHT_UNIT for cap in caps)
         self._declared = np.zeros(len(deficits), np.int64)
+        self._by_weight = np.empty(0, np.int64)
         self._is_out = np.zeros(len(deficits), bool)
         # The sources that are out, by the total of tokens at which they are so no more.
         self._back_at: list[tuple[int, int]] = []
-        for source in range(len(deficits)):
-            self._put_out_if_over_cap(source)
         few = len(deficits) <= FEW_SOURCES or max(map(abs, deficits)) > _MOST_DEFICIT
         self._owed: _OwedToFew | _OwedToMany = _OwedToFew(deficits) if few else _OwedToMany(deficits)
+        self._put_out()
 
     @property
     def deficits(self) -> tuple[int, ...]:
@@ -97,6 +105,8 @@ class Mixer:
     def set_weights(self, weights: Sequence[int]) -> None:
         """Go on with these integer weights; a source of weight 0 accrues nothing and is not drawn."""
         self._declared = np.array(weights, np.int64)
+        by_weight = np.argsort(-self._declared, kind="stable")
+        self._by_weight = by_weight[: np.count_nonzero(self._declared)]
         self._apply_weights()
 
     def most_owed(self) -> int | None:
@@ -111,47 +121,86 @@ class Mixer:
             self._apply_weights()
         self._owed.pay(source, amount)
         if self._capped:
-            self._heed_caps(source, tokens)
+            self._emitted[source] += tokens
+            self._total += tokens
+            self._heed_caps(source)
 
     def draw_ready(
         self, sources: Sequence[Drawable], seq_len: int, tokens: int, pieces: int, order: int
     ) -> Run:
-        """Draw as `most_owed` and `draw` would, in one go, while there are samples at hand.
+        """Draw as `most_owed` and `draw` would, in one go, until enough is drawn or a source is spent.
 
-        Does nothing where that pays not, cannot be done in 64 bits, or takes caps into account.
+        Draws less, or nothing, where the compiled loops are missing or 64 bits do not hold what is owed.
 
         Args:
-            sources: of all sources, the samples.
+            sources: all of them, in order.
             seq_len: longest piece.
             tokens: stop when that many are drawn,
             pieces: or that many pieces.
             order: number of the first draw.
         """
-        nothing = Run(sources=[], samples=0, tokens=0, pieces=0)
-        if KERNELS is None or self._capped or len(sources) > _FEW_TO_LOOK_AT:
-            return nothing
-        held = self._owed.deficits()
-        if max(map(abs, held)) > _MOST_DEFICIT:
-            return nothing
-        deficits, drawn = np.array(held, np.int64), list[int]()
-        num_tokens, num_pieces = KERNELS.draw(
+        runs: list[np.ndarray] = []
+        num_tokens = num_pieces = 0
+        while KERNELS is not None and num_tokens < tokens and num_pieces < pieces:
+            drawn, its_tokens, its_pieces = self._run(
+                sources, seq_len, tokens - num_tokens, pieces - num_pieces
+            )
+            if not len(drawn):
+                break
+            runs.append(drawn)
+            num_tokens += its_tokens
+            num_pieces += its_pieces
+        if not runs:
+            return Run(sources=[], samples=0, tokens=0, pieces=0)
+        source_of = np.concatenate(runs)
+        counts = np.bincount(source_of)
+        orders = np.split(np.argsort(source_of, kind="stable") + order, np.cumsum(counts)[:-1])
+        drawn_from = np.flatnonzero(counts).tolist()
+        for source in drawn_from:
+            sources[source].number(orders[source])
+        return Run(sources=drawn_from, samples=len(source_of), tokens=num_tokens, pieces=num_pieces)
+
+    def _run(
+        self, sources: Sequence[Drawable], seq_len: int, tokens: int, pieces: int
+    ) -> tuple[np.ndarray, int, int]:
+        """Some draws, as many as the compiled loop makes at once: ``uint16[n]`` sources, tokens and pieces."""
+        assert KERNELS is not None
+        drawn = np.empty(min(_RUN, pieces), np.uint16)
+        deficits = self._owed.in_64_bits()
+        if deficits is None or self._total > _MOST_DEFICIT:
+            return drawn[:0], 0, 0
+
+        def more(source: int, taken: int) -> np.ndarray:
+            one = sources[source]
+            one.draw_ready(taken)
+            while not len(one.ready) and one.read_on():
+                pass
+            return one.ready
+
+        taken = np.zeros(len(sources), np.int64)
+        samples, num_tokens, num_pieces = KERNELS.draw(
             deficits,
             self._declared,
-            [source.ready for source in sources],
+            self._by_weight,
+            more,
+            taken,
+            drawn,
             self._by_samples,
             seq_len,
-            tokens,
-            pieces,
-            drawn,
+            min(tokens, _NEVER),
+            min(pieces, _NEVER),
+            self._emitted if self._capped else None,
+            self._parts_of_caps,
+            self._total,
         )
-        if not drawn:
-            return nothing
-        self._owed.replace(deficits)
-        source_of = np.array(drawn)
-        drawn_from = np.unique(source_of).tolist()
-        for source in drawn_from:
-            sources[source].draw_ready((np.flatnonzero(source_of == source) + order).tolist())
-        return Run(sources=drawn_from, samples=len(drawn), tokens=num_tokens, pieces=num_pieces)
+        for source in np.flatnonzero(taken).tolist():
+            sources[source].draw_ready(int(taken[source]))
+        if samples:
+            self._owed.replace(deficits)
+            if self._capped:
+                self._total += num_tokens
+                self._put_out()
+        return drawn[:samples], num_tokens, num_pieces
 
     def leave(self, source: int) -> None:
         """Strike what a source is owed: it gave its last sample."""
@@ -160,9 +209,17 @@ class Mixer:
     def _apply_weights(self) -> None:
         self._owed.set_weights(renormalised(np.where(self._is_out, 0, self._declared)))
 
-    def _heed_caps(self, source: int, tokens: int) -> None:
-        self._emitted[source] += tokens
-        self._total += tokens
+    def _put_out(self) -> None:
+        """Find out from the account alone which sources are out."""
+        self._is_out[:] = False
+        self._back_at = []
+        if self._capped:
+            for source in range(len(self._caps)):
+                self._put_out_if_over_cap(source)
+        self._apply_weights()
+
+    def _heed_caps(self, source: int) -> None:
+        """Let in and put out, after only the tokens of ``source`` changed."""
         changed = False
         while self._back_at and self._back_at[0][0] <= self._total:
             self._is_out[heapq.heappop(self._back_at)[1]] = False
@@ -171,7 +228,7 @@ class Mixer:
             self._apply_weights()
 
     def _put_out_if_over_cap(self, source: int) -> bool:
-        emitted, cap = self._emitted[source] * WEIGHT_UNIT, self._caps[source]
+        emitted, cap = int(self._emitted[source]) * WEIGHT_UNIT, self._caps[source]
         over = emitted > cap * self._total
         if over:
             self._is_out[source] = True
@@ -188,6 +245,11 @@ class _OwedToFew:
 
     def deficits(self) -> list[int]:
         return self._deficits
+
+    def in_64_bits(self) -> np.ndarray | None:
+        if max(map(abs, self._deficits), default=0) > _MOST_DEFICIT:
+            return None
+        return np.array(self._deficits, np.int64)
 
     def replace(self, deficits: np.ndarray) -> None:
         self._deficits = deficits.tolist()
@@ -231,15 +293,18 @@ class _OwedToMany:
         self._any = False
 
     def deficits(self) -> list[int]:
-        deficits: list[int] = np.where(self._weights > 0, self._drawable, self._deficits).tolist()
+        deficits: list[int] = self.in_64_bits().tolist()
         return deficits
+
+    def in_64_bits(self) -> np.ndarray:
+        return np.where(self._weights > 0, self._drawable, self._deficits)
 
     def replace(self, deficits: np.ndarray) -> None:
         self._deficits = deficits
         self._drawable = np.where(self._weights > 0, deficits, _OUT)
 
     def set_weights(self, weights: np.ndarray) -> None:
-        self._deficits = np.where(self._weights > 0, self._drawable, self._deficits)
+        self._deficits = self.in_64_bits()
         self._drawable = np.where(weights > 0, self._deficits, _OUT)
         self._weights = weights
         self._any = bool(weights.any())

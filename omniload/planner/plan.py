@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """How the work of one module is to be divided over the ranks of whatever mesh there is."""
+
+    axis: str = "dp"
+    """Axis over which it is distributed: ``dp``, ``world``, or one of the mesh."""
+    group_size: int = 1
+    """Neighbouring ranks on it that share one part."""
+    broadcast: tuple[str, ...] = ()
+    """Axes along which only the first rank fetches, and the others receive from it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What the whole job trains on in one step. Independent of ranks, machines and timing."""
+    """What the whole job trains on in one step. Independent of ranks, machines and timing.
+
+    Plans are equal, and have equal Python hashes, if they have the same `hash`.
+    """
 
     step: int
     """Index of the step, from 0."""
@@ -21,6 +36,10 @@ class Plan:
     """``int64[packs + 1]``: pack p holds ``pieces[offsets[p]:offsets[p + 1]]``."""
     lane_offsets: np.ndarray
     """``int64[lanes + 1]``: lane l, a microbatch slot, holds the packs ``lane_offsets[l]:lane_offsets[l + 1]``."""
+    lane_costs: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """``int64[modules, lanes]``: what each lane costs the backbone, and then each encoder, by the cost model."""
+    placement: tuple[tuple[str, Placement], ...] = ()
+    """By module, where a strategy declared it; sorted by name."""
 
     @property
     def num_packs(self) -> int:
@@ -45,7 +64,15 @@ class Plan:
         digest.update(self.lane_offsets.astype("<i8").tobytes())
         digest.update(self.offsets.astype("<i8").tobytes())
         digest.update(self.pieces.tobytes())
+        digest.update(self.lane_costs.astype("<i8").tobytes())
+        digest.update(repr([(name, *astuple(one)) for name, one in self.placement]).encode())
         return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return self.hash == other.hash if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return int(self.hash[:15], 16)
 
     def packs_of(self, lane: int) -> range:
         """The packs of one lane, numbered in the step."""

@@ -7,17 +7,31 @@ plans are a pure function of the mixture, the data and the state it started from
 
 from __future__ import annotations
 
+import bisect
+import functools
 import logging
+import math
+import numbers
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from omniload.errors import DecisionError, PlanError
 from omniload.mixture import Mixture
 from omniload.pieces import Failure, join_pieces
-from omniload.planner.arrange import arrange, enough
+from omniload.planner.checks import check_plan
+from omniload.planner.costs import CalibratedCost
+from omniload.planner.decisions import Decision, SkipSteps
+from omniload.planner.graph import DGraph, NotEnough
 from omniload.planner.mix import Mixer
 from omniload.planner.plan import Plan
 from omniload.planner.reader import Metadata, SourceReader
-from omniload.planner.state import StreamState
+from omniload.planner.rules import StepRules
+from omniload.planner.state import StreamState, scheduled_weights
+from omniload.planner.strategies import load_strategy
+from omniload.suggest import suggest
 from omniload.weights import integer_cap, integer_weights
 
 logger = logging.getLogger(__name__)
@@ -34,6 +48,8 @@ class Planner:
 
     def __init__(self, mixture: Mixture, metadata: Metadata, state: StreamState) -> None:
         self._mixture = mixture
+        self._rules = StepRules.of(mixture)
+        self._strategy = load_strategy(mixture.strategy)
         self._names = mixture.names
         self._step = state.step
         self._carried = state.carried
@@ -48,21 +64,32 @@ class Planner:
             [integer_cap(spec.max_fraction) for spec in specs],
             by_samples=mixture.unit == "samples",
         )
-        self._stages = {stage.step for stage in mixture.schedule}
-        self._set_weights(state.step)
+        self._weights: Sequence[float] = ()
         self._sources = list(state.sources)
+        self._skipped = np.array([source.skipped_tokens for source in state.sources], np.int64)
+        self._decided = state.decided
+        self._decisions = list(state.decisions)  # about steps not begun, by step
+        self._open_from = state.step  # the first of those steps
+        self._deciding = threading.Lock()
         self._state = state
         self._quarantined: tuple[Failure, ...] = ()
 
     @property
     def state(self) -> StreamState:
-        """The stream before the step that `next` plans next."""
-        return self._state
+        """The stream before the step that `next` plans next, with what is decided for it by now."""
+        with self._deciding:
+            return replace(self._state, decisions=tuple(self._decisions))
 
     @property
     def quarantined(self) -> tuple[Failure, ...]:
         """The rows that the last call of `next` consumed and that make no sample, by source, in order."""
         return self._quarantined
+
+    def decide(self, decision: Decision) -> None:
+        """Let a decision take effect at a step that is not begun. Any thread may call this."""
+        with self._deciding:
+            assert decision.step >= self._open_from, "who decides knows how far planning may have come"
+            bisect.insort_right(self._decisions, decision, key=lambda one: one.step)
 
     def next(self) -> Plan | None:
         """Plan the next step; None at the end of the stream.
@@ -74,47 +101,94 @@ class Planner:
         Raises:
             SourceError: a source cannot be read, or gives nothing.
             TooManyFailures: a source is over its budget of quarantined rows.
+            DecisionError: what was decided for the step leaves no source a weight, or only some that their
+                ``max_fraction`` does not let make up the stream.
         """
         mixture, step = self._mixture, self._step
         self._quarantined = ()
         if mixture.steps is not None and step >= mixture.steps:
             return None
-        candidates, scale = self._carried, 1
-        while True:
-            drawn = self._draw(candidates, step, scale)
-            candidates = np.concatenate([candidates, drawn])
-            arrangement = arrange(candidates, mixture, step)
-            if arrangement is not None or not len(drawn):
-                break
-            scale *= 2
-        if arrangement is None:
-            logger.warning(
-                "the stream ends before step %d: %d tokens are left, which do not fill its lanes",
-                step,
-                candidates["length"].sum(),
-            )
-            self._carried = candidates
-            self._state = self._snapshot(ended=True)
+        if not self._skip(step, self._begin(step)):
             return None
-
-        plan = Plan(
-            step=step,
-            pieces=candidates[arrangement.taken],
-            offsets=arrangement.offsets,
-            lane_offsets=arrangement.lane_offsets,
-        )
-        self._carried = np.delete(candidates, arrangement.taken)
-        self._step = step + 1
-        self._state = self._snapshot()
+        plan = self._plan(step)
+        if plan is not None:
+            self._step = step + 1
+            with self._deciding:
+                self._state = self._snapshot()
+                self._decisions = [decision for decision in self._decisions if decision.step > step]
         return plan
 
-    def _draw(self, candidates: np.ndarray, step: int, scale: int) -> np.ndarray:
-        """Draw until, with the candidates there are, a step can be filled, or ``scale`` times one."""
-        tokens, pieces = (scale * wanted for wanted in enough(self._mixture))  # still to be drawn
+    def _begin(self, step: int) -> int:
+        """Let the decisions about a step take effect; how many steps are skipped before it."""
+        with self._deciding:
+            self._open_from = step + 1
+            due = [decision for decision in self._decisions if decision.step == step]
+        if due:
+            scheduled = scheduled_weights(self._mixture, self._sources, step)
+            self._decided = self._decided.after(due, self._names, scheduled)
+            if self._decided.weights is not None:
+                weights = dict(zip(self._names, self._decided.weights, strict=True))
+                try:
+                    self._mixture.check_caps(weights, f"the weights decided for step {step}")
+                except ValueError as error:
+                    raise DecisionError(str(error)) from None
+        return sum(decision.count for decision in due if isinstance(decision, SkipSteps))
+
+    def _skip(self, step: int, count: int) -> bool:
+        """Plan the next steps as they would have been, and leave them out; False at the end of the stream."""
+        for ahead in range(count):
+            plan = self._plan(step + ahead)
+            if plan is None:
+                return False
+            np.add.at(self._skipped, plan.pieces["source"], plan.pieces["length"].astype(np.int64))
+        if count:  # for what waits, the steps left out do not count
+            self._carried = self._carried.copy()
+            self._carried["born"] = np.maximum(self._carried["born"], count) - count
+        return True
+
+    def _plan(self, step: int) -> Plan | None:
+        """Plan a step, and carry over what it does not take; None if it cannot be filled."""
+        mixture = self._mixture
+        weights = self._decided.weights or scheduled_weights(mixture, self._sources, step)
+        if weights != self._weights:
+            self._weights = weights
+            self._set_weights()
+        rules, coefficients = self._rules, self._decided.coefficients
+        if coefficients is not None:
+            rules = replace(rules, cost=CalibratedCost.from_mapping(coefficients))
+        graph = DGraph(
+            step=step, rules=rules, carried=self._carried, draw=functools.partial(self._draw, step)
+        )
+        try:
+            plan = self._strategy(graph)
+        except NotEnough:
+            logger.warning(
+                "the stream ends before step %d: %d tokens are left, which do not fill its lanes",
+                self._step,
+                graph.candidates["length"].sum(),
+            )
+            self._carried = graph.candidates
+            self._state = self._snapshot(ended=True)
+            return None
+        carried = graph.carried()
+        if mixture.strategy is not None:
+            check_plan(plan, step, graph.candidates, carried, self._rules, mixture.strategy)
+        self._carried = carried
+        return plan
+
+    def _draw(
+        self,
+        step: int,
+        candidates: np.ndarray,
+        tokens: int,
+        pieces: int,
+        weights: Mapping[str, float] | None,
+    ) -> np.ndarray:
+        """Draw until, with the candidates there are, there are so many tokens or pieces; see `graph.Draw`."""
         tokens, pieces = tokens - int(candidates["length"].sum(dtype=np.int64)), pieces - len(candidates)
         mixer, drawn_from, order = self._mixer, set[int](), 0
-        if step in self._stages:
-            self._set_weights(step)
+        if weights is not None:
+            self._set_weights(weights)
         while True:
             run = mixer.draw_ready(self._readers, self._mixture.seq_len, tokens, pieces, order)
             drawn_from.update(run.sources)
@@ -134,12 +208,14 @@ class Planner:
                     step,
                 )
                 mixer.leave(source)
-                self._set_weights(step)
+                self._set_weights(weights)
                 continue
             mixer.draw(source, drawn)
             tokens -= drawn
             pieces -= -(-drawn // self._mixture.seq_len)
             order += 1
+        if weights is not None:  # they were of this call alone
+            self._set_weights()
         return self._take(sorted(drawn_from), step)
 
     def _take(self, drawn_from: list[int], step: int) -> np.ndarray:
@@ -152,28 +228,51 @@ class Planner:
         if not len(pieces):
             return pieces
         pieces_of = np.concatenate([part for one in taken for part in one.pieces_of])
-        orders = np.array([order for one in taken for order in one.orders], np.int64)
+        orders = np.concatenate([one.orders for one in taken])
         sources = np.repeat(drawn_from, [len(one.orders) for one in taken])
         pieces["source"] = np.repeat(sources, pieces_of)
         pieces["born"] = step
         return pieces[np.argsort(np.repeat(orders, pieces_of), kind="stable")]
 
-    def _set_weights(self, step: int) -> None:
-        """Mix by the weights in force, of the sources that still give samples; by none if one of them said stop."""
+    def _set_weights(self, given: Mapping[str, float] | None = None) -> None:
+        """Mix by the weights in force, or those given, of the sources that still give samples; after a stop by none."""
+        in_force = self._weights if given is None else self._checked_weights(given)
         weights = [
             0.0 if reader.exhausted else weight
-            for weight, reader in zip(self._mixture.weights_at(step), self._readers, strict=True)
+            for weight, reader in zip(in_force, self._readers, strict=True)
         ]
         stopped = any(reader.says_stop for reader in self._readers)
         self._mixer.set_weights(
             integer_weights(weights) if any(weights) and not stopped else [0] * len(weights)
         )
 
+    def _checked_weights(self, given: Mapping[str, float]) -> list[float]:
+        """The weights that a strategy gave `DGraph.mix`."""
+        where = f"strategy {self._mixture.strategy}: mix"
+        if not isinstance(given, Mapping):
+            raise PlanError(f"{where}: got {given!r}; give a weight by name of source")
+        unknown = sorted(given.keys() - set(self._names))
+        if unknown:
+            raise PlanError(f"{where}: no source '{unknown[0]}'{suggest(unknown[0], self._names)}")
+        for name, weight in given.items():
+            if not isinstance(weight, numbers.Real) or not 0 <= weight < math.inf:
+                raise PlanError(f"{where}: the weight of '{name}' is {weight!r}; give a number from 0 on")
+        weights = {name: float(given.get(name, 0.0)) for name in self._names}
+        try:
+            self._mixture.check_caps(weights, where)
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        return list(weights.values())
+
     def _snapshot(self, *, ended: bool = False) -> StreamState:
         return StreamState(
             step=self._step,
-            sources=tuple(self._sources),
+            sources=tuple(
+                replace(source, skipped_tokens=skipped) if skipped else source
+                for source, skipped in zip(self._sources, self._skipped.tolist(), strict=True)
+            ),
             deficits=self._mixer.deficits,
             carried=self._carried,
             ended=ended,
+            decided=self._state.decided if ended else self._decided,
         )

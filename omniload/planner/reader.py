@@ -29,8 +29,8 @@ class Taken:
     """``PIECE[p]`` each, in the order drawn; views of the chunks, without ``source`` and ``born``."""
     pieces_of: list[np.ndarray] = field(default_factory=list)
     """``int64[n]`` each: pieces of the samples."""
-    orders: list[int] = field(default_factory=list)
-    """Draw numbers of the samples."""
+    orders: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """``int64[n]``: draw numbers of the samples."""
     failed: list[Failure] = field(default_factory=list)
     """Rows that were quarantined on the way."""
 
@@ -72,10 +72,12 @@ class SourceReader:
         self._budget = Budget(name, spec, quarantine)
         self._failed_at = 0  # first failure of the chunk that is not booked
         self._sample_tokens = np.empty(0, np.int64)
-        self._pieces_of = self._sums = np.empty(0, np.int64)
+        self._pieces_of = np.empty(0, np.int64)
+        self._sums: np.ndarray = np.empty((0, 0), np.int64)
         self._first = 0  # first sample of the chunk that is drawn but not yet booked
         self._at = 0  # next sample of the chunk
-        self._taken = Taken()  # booked since the last `take`; but for `orders`, which are of all draws
+        self._taken = Taken()  # booked since the last `take`
+        self._orders: list[np.ndarray] = []  # draw numbers of all draws since then
 
     @property
     def exhausted(self) -> bool:
@@ -90,11 +92,11 @@ class SourceReader:
     def draw(self, order: int) -> int | None:
         """Draw the next sample as draw number ``order``; its emitted tokens, or None if the source is spent."""
         while self._at == len(self._sample_tokens):
-            if self.exhausted or not self._next_chunk():
+            if not self.read_on():
                 return None
         tokens = int(self._sample_tokens[self._at])
         self._at += 1
-        self._taken.orders.append(order)
+        self._orders.append(np.array([order]))
         return tokens
 
     @property
@@ -102,10 +104,17 @@ class SourceReader:
         """``int64[n]``: emitted tokens of the samples at hand that `draw` gives next."""
         return self._sample_tokens[self._at :]
 
-    def draw_ready(self, orders: list[int]) -> None:
-        """Draw as many of the samples at hand, with these draw numbers."""
-        self._at += len(orders)
-        self._taken.orders += orders
+    def draw_ready(self, count: int) -> None:
+        """Draw the first ``count`` of the samples at hand."""
+        self._at += count
+
+    def read_on(self) -> bool:
+        """Move on to the next chunk, which may have no sample, once all at hand are drawn; False if spent."""
+        return not self.exhausted and self._next_chunk()
+
+    def number(self, orders: np.ndarray) -> None:
+        """Give what `draw_ready` drew since the last call its draw numbers: ``int64[n]``, ascending."""
+        self._orders.append(orders)
 
     @property
     def state(self) -> SourceState:
@@ -120,6 +129,9 @@ class SourceReader:
         """
         self._book()
         taken, self._taken = self._taken, Taken()
+        if self._orders:
+            taken.orders = np.concatenate(self._orders)
+            self._orders = []
         return taken
 
     def _next_chunk(self) -> bool:
@@ -151,8 +163,9 @@ class SourceReader:
             chunk.dropped,
             self._pieces_of > 0,
         )
-        self._sums = np.zeros((len(chunk.tokens) + 1, len(counts)), np.int64)
-        np.cumsum(np.stack(counts, axis=1), axis=0, out=self._sums[1:])
+        self._sums = np.zeros((len(counts), len(chunk.tokens) + 1), np.int64)
+        for sums, count in zip(self._sums, counts, strict=True):
+            np.cumsum(count, out=sums[1:])
         self._chunk, self._next_cursor = chunk, chunk.end
         self._first = self._at = self._failed_at = 0
         self._budget.begin(
@@ -184,7 +197,9 @@ class SourceReader:
         first, at, chunk = self._first, self._at, self._chunk
         if chunk is None or first == at:
             return
-        rows, failures, read, truncated, dropped, emitted = (self._sums[at] - self._sums[first]).tolist()
+        rows, failures, read, truncated, dropped, emitted = (
+            self._sums[:, at] - self._sums[:, first]
+        ).tolist()
         failed = chunk.failed[self._failed_at : self._failed_at + failures]
         taken, account = self._taken, self._account
         self._budget.spend(failed, (taken.failed, self._pending_failed))

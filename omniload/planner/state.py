@@ -1,18 +1,21 @@
 """The state of the stream between two steps: what the next plan depends on besides mixture and data.
 
-About 100 bytes per source and 36 per carried piece; ids only, never payload.
+About 100 bytes per source and 44 per carried piece, and what is decided; ids only, never payload.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
 from omniload.errors import StateError
+from omniload.mixture import Mixture
 from omniload.pieces import PIECE, Cursor
+from omniload.planner.decisions import Decided, Decision, check_names, from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +38,8 @@ class SourceState:
     """Tokens among them lost with samples dropped by ``overflow: drop``."""
     emitted_samples: int = 0
     """Samples that entered the stream."""
+    skipped_tokens: int = 0
+    """Tokens that entered the stream and were left out with the steps that a decision skipped."""
 
     @property
     def emitted_tokens(self) -> int:
@@ -52,6 +57,7 @@ class SourceState:
             self.truncated_tokens,
             self.dropped_tokens,
             self.emitted_samples,
+            self.skipped_tokens,
         ]
 
     @classmethod
@@ -61,7 +67,7 @@ class SourceState:
         Raises:
             ValueError: a field is not there, or is no number that it can be.
         """
-        cursor, exhausted, rows, failures, read, truncated, dropped, samples = values
+        cursor, exhausted, rows, failures, read, truncated, dropped, samples, skipped = values
         _check_counts(cursor, below=2**32)
         _check_counts(values[1:], below=2**63)
         return cls(
@@ -73,7 +79,35 @@ class SourceState:
             truncated_tokens=truncated,
             dropped_tokens=dropped,
             emitted_samples=samples,
+            skipped_tokens=skipped,
         )
+
+
+def scheduled_weights(mixture: Mixture, sources: Sequence[SourceState], step: int) -> list[float]:
+    """Weights of the schedule at a step, in the order of `Mixture.names`; not normalised.
+
+    Args:
+        mixture: the mixture.
+        sources: before the step.
+        step: the step.
+    """
+    specs = (mixture.sources[name] for name in mixture.names)
+    return mixture.weights_at(
+        step,
+        tokens=sum(source.emitted_tokens for source in sources),
+        epochs=[
+            spec.repeat if source.exhausted else source.cursor.epoch
+            for spec, source in zip(specs, sources, strict=True)
+        ],
+    )
+
+
+def _check_decisions(decisions: tuple[Decision, ...], step: int, names: list[str]) -> None:
+    steps = [step, *(decision.step for decision in decisions)]
+    if steps != sorted(steps):
+        raise ValueError(f"decisions about the steps {steps[1:]}, before step {step}, are out of order")
+    for decision in decisions:
+        check_names(decision, names)
 
 
 def _check_counts(values: list[Any], *, below: int) -> None:
@@ -96,6 +130,10 @@ class StreamState:
     """``PIECE[n]``: drawn, not yet in a plan; in the order drawn."""
     ended: bool = False
     """Whether the stream ends here for want of data, and ``carried`` is what could not be served."""
+    decided: Decided = field(default_factory=Decided)
+    """What is in force by decisions about earlier steps."""
+    decisions: tuple[Decision, ...] = ()
+    """Those about ``step`` and later ones, by step."""
 
     @classmethod
     def initial(cls, num_sources: int) -> Self:
@@ -109,6 +147,11 @@ class StreamState:
 
     def to_json(self, names: list[str]) -> dict[str, Any]:
         """JSON-serialisable form; the sources are keyed by name."""
+        decided: dict[str, Any] = {}
+        if self.decided != Decided():
+            decided["decided"] = self.decided.to_json()
+        if self.decisions:
+            decided["decisions"] = [to_json(decision) for decision in self.decisions]
         return {
             "step": self.step,
             "ended": self.ended,
@@ -117,6 +160,7 @@ class StreamState:
                 for name, source, deficit in zip(names, self.sources, self.deficits, strict=True)
             },
             "carried": base64.b64encode(self.carried.tobytes()).decode("ascii"),
+            **decided,
         }
 
     @classmethod
@@ -141,9 +185,15 @@ class StreamState:
             _check_counts(
                 [abs(deficit) for deficit in deficits], below=2**128
             )  # as large as a sample is long
+            decisions = tuple(from_json(one) for one in values.get("decisions", ()))
+            _check_decisions(decisions, values["step"], names)
             return cls(
                 step=values["step"],
                 ended=bool(values["ended"]),
+                decided=Decided.from_json(values["decided"], len(names))
+                if "decided" in values
+                else Decided(),
+                decisions=decisions,
                 sources=tuple(SourceState.from_list(saved[name][1:]) for name in names),
                 deficits=deficits,
                 carried=carried,

@@ -26,6 +26,7 @@ from omniload.mixture import Mixture
 from omniload.payload import Payload
 from omniload.pieces import Cursor, Failure, SampleChunk
 from omniload.planner import Plan, Planner, StreamState
+from omniload.planner.decisions import Decision
 from omniload.runtime.chaos import Chaos
 from omniload.runtime.feed import SourceFeed
 
@@ -130,6 +131,14 @@ class InlineRuntime:
         if isinstance(item, End | LoaderStopped):
             self._again(item)  # asking again gives the same answer
         return item
+
+    def decide(self, decision: Decision) -> None:
+        """Let a decision take effect at a step that the planner has not begun.
+
+        It has begun at most ``prefetch_steps + 1`` steps more than were asked for: those in the queue, and the one
+        that waits for a place in it.
+        """
+        self._planner.decide(decision)
 
     def stop(self) -> None:
         """End the planning; a read that is under way ends by itself and is thrown away.

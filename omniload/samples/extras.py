@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from omniload.pieces import Encoder
 from omniload.samples.sample import BadSample
 
 Arrays = dict[str, np.ndarray]
@@ -45,6 +46,28 @@ class Extras:
     """Column with the number of tokens that each item takes: a list of integers, at least 1."""
     placeholder: str | int
     """Name or id of the token that stands for an item."""
+    encoder: Encoder | None = None
+    """The encoder that the arrays go through before the backbone; None: through none that is to be balanced."""
+    units: str | None = None
+    """The array whose rows are what that encoder works through: its length, as tokens are the backbone's."""
+
+    def __post_init__(self) -> None:
+        if (self.encoder is None) != (self.units is None) or self.units not in (None, *self.arrays):
+            raise ValueError(
+                f"units: {self.units!r} is to name the array, of {sorted(self.arrays)}, whose rows the encoder"
+                f" {self.encoder!r} works through; give both, or neither"
+            )
+
+
+def count_units(samples: Sequence[Arrays], extras: Sequence[Extras]) -> dict[Encoder, np.ndarray]:
+    """``int64[n]`` by encoder: how many rows it works through for each sample."""
+    counts: dict[Encoder, np.ndarray] = {}
+    for one in extras:
+        if one.encoder is None or one.units is None:
+            continue
+        of_sample = np.array([len(arrays.get(one.units, ())) for arrays in samples], np.int64)
+        counts[one.encoder] = counts.get(one.encoder, 0) + of_sample
+    return counts
 
 
 def take_arrays(row: Mapping[str, Any], extras: Sequence[Extras]) -> Arrays:

@@ -84,6 +84,8 @@ class ImagePatches(BuiltIn):
             },
             tokens=_TOKENS,
             placeholder=self.placeholder,
+            encoder="image",
+            units="pixel_values",
         )
 
     def __call__(self, row: Row) -> Row:

@@ -10,7 +10,7 @@ import numpy as np
 from omniload.errors import MixtureError
 from omniload.payload import Payload
 from omniload.samples.buffer import Buffer
-from omniload.samples.extras import Arrays
+from omniload.samples.extras import Arrays, count_units
 from omniload.samples.prepare import PreparedSample, Preparer
 from omniload.samples.run import Found, Rows
 from omniload.sources.order import key64, mix64
@@ -78,6 +78,7 @@ class PreparingReader:
             bad=_int64(i for i, _ in failed),
             reasons=[reason for _, reason in failed],
             payload=payload,
+            units=count_units([sample.arrays for sample in payload], self._preparer.extras),
         )
 
     def hold(

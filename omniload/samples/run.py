@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from omniload.pieces import PIECE, Cursor, Failure, SampleChunk
+from omniload.pieces import PIECE, UNITS, Cursor, Encoder, Failure, SampleChunk
 from omniload.samples.cut import Labels, Overflow, cut
 from omniload.samples.prepare import PreparedSample
 
@@ -47,6 +47,8 @@ class Found:
     """``[k]``: why."""
     payload: list[PreparedSample] | None
     """``[n]``: the samples, if they had to be made; None if they lie in the blocks."""
+    units: Mapping[Encoder, np.ndarray] = field(default_factory=dict)
+    """``int64[n]`` by encoder: rows of it that each sample brings; none of an encoder that is not there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +121,8 @@ def make_run(
     pieces["row"] = rows.row[row]
     pieces["sub"] = found.sub[sample]
     pieces["start"], pieces["length"], pieces["targets"] = parts.start, parts.length, parts.targets
+    for encoder, units in found.units.items():
+        pieces[UNITS[encoder]] = units[sample]  # whole: a sample that has any is never cut
     return Run(
         begin=begin,
         end=end,

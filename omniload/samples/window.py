@@ -79,6 +79,8 @@ class LoadedWindow:
         sizes = np.array([block.num_rows for block in self._blocks], dtype=np.int64)
         self._ends = np.cumsum(sizes)
         self._starts = self._ends - sizes
+        if window.open_ended and not sizes[-1]:
+            self.next_start = None
         self.num_rows = int(sizes.sum())
         """Raw rows, those outside the split included."""
         self._permutation = order.rows(*self._start, self.num_rows)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from omniload.mixture import SourceSpec
+from omniload.errors import MixtureError
+from omniload.mixture import RowRange, SourceSpec
 from omniload.sources.columns import SomeColumns
 from omniload.sources.formats import Format, named
 from omniload.sources.listing import Listing, list_files
 from omniload.sources.memory import InMemorySource
-from omniload.sources.protocol import BadRow, FileEntry, RawBlock, Source
+from omniload.sources.protocol import OPEN_END, BadRow, FileEntry, RawBlock, Source
 from omniload.sources.rows import SomeRows
-from omniload.sources.torch_dataset import open_dataset
+from omniload.sources.torch_open import open_dataset
 
 __all__ = [
     "BadRow",
@@ -35,6 +36,10 @@ def open_source(name: str, spec: SourceSpec) -> Source:
     source: Source
     if spec.dataset is not None:
         source = open_dataset(name, spec.dataset, spec.args)
+        if spec.rows != RowRange() and source.num_blocks(0) == OPEN_END:
+            raise MixtureError(
+                f"source '{name}': rows: an iterable dataset has no rows by number; let the dataset choose them"
+            )
     else:
         format_name, listing = list_files(name, spec.path, spec.storage_options, spec.format)
         source = named(format_name, f"source '{name}'").open(name, listing)

@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import xxhash
 
+from omniload.sources.protocol import OPEN_END
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _ROUNDS = 4
@@ -96,6 +98,8 @@ class Window:
     """(file, block) as stored, in permuted order."""
     next_start: tuple[int, int] | None
     """Where the next window starts, as positions (file, block) in the permuted orders; None: the epoch ends."""
+    open_ended: bool = False
+    """Whether the epoch ends here, too, if the last block has no rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +139,8 @@ class Order:
         while file < num_files and len(blocks) < self.window_blocks:
             stored = file_order(file)
             count = num_blocks(stored)
+            if count == OPEN_END:
+                return self._in_sequence(epoch, block)
             block_order = self._permutation(max(count, 1), epoch, "blocks", stored)
             take = min(self.window_blocks - len(blocks), max(count - block, 0))
             blocks.extend((stored, block_order(position)) for position in range(block, block + take))
@@ -149,6 +155,13 @@ class Order:
         return Window(
             blocks=tuple((epoch, one) for one in range(block, end)),
             next_start=(0, end) if end < count else None,
+        )
+
+    def _in_sequence(self, epoch: int, block: int) -> Window:
+        """Of a source that can only be read from its start: its rows are permuted in windows, if at all."""
+        end = block + self.window_blocks
+        return Window(
+            blocks=tuple((epoch, one) for one in range(block, end)), next_start=(0, end), open_ended=True
         )
 
     def rows(self, epoch: int, file: int, block: int, size: int) -> np.ndarray | None:

@@ -80,9 +80,6 @@ def _spellings(path: str) -> tuple[list[str], list[str]]:
 def _find(path: str, options: dict[str, Any], where: str) -> Named:
     if files := _glob(path, options):
         return Named(files=files)
-    alternatives = _alternatives(path, where)
-    if len(alternatives) > 1:
-        return Named(files=_every(path, alternatives, options, where))
     if not _GLOB_CHARACTERS & set(path):
         store = storage.Store(path, storage_options=options)
         folder = store.url.rstrip("/")
@@ -92,6 +89,9 @@ def _find(path: str, options: dict[str, Any], where: str) -> Named:
                 for file in below
             ]
             return Named(files=files, folder=folder)
+    alternatives = _alternatives(path, where)
+    if len(alternatives) > 1:
+        return Named(files=_every(path, alternatives, options, where))
     raise SourceNotFound(f"{where}: nothing matches {path}; {_nearest(path, options)}")
 
 

@@ -11,6 +11,9 @@ import pyarrow as pa
 
 from omniload.lazy import lazy
 
+OPEN_END = 2**32
+"""Number of blocks of a source whose end is found by reading; see `Source.num_blocks`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
@@ -79,7 +82,7 @@ class Source(Protocol):
 
     Why: the order of the rows (`omniload.sources.order`), the split and the samples are the same for every format,
     so that a format only has to say how its bytes fall into files, blocks and rows. Implementations: the readers in
-    `omniload.sources.formats`, those of installed packages, `omniload.sources.torch_dataset.DatasetSource`, and
+    `omniload.sources.formats`, those of installed packages, of torch datasets (`omniload.sources.torch_open`), and
     `omniload.sources.memory.InMemorySource`, the shipped fake. Left out: shuffling, decoding, buffering.
 
     Guarantees asked for: everything is a pure function of the files' bytes; nothing is read before it is needed, so
@@ -100,7 +103,11 @@ class Source(Protocol):
         """Hex digest of everything the rows and their order depend on; a copy on like storage has the same."""
 
     def num_blocks(self, file: int) -> int:
-        """Blocks of a file; reads at most the file's own index."""
+        """Blocks of a file; reads at most the file's own index.
+
+        `OPEN_END` says that the rows come in sequence and their end is found by reading. There is one file then, in
+        whose place addresses have the number of an epoch, and blocks without rows lie behind the end.
+        """
 
     def schema(self, file: int) -> pa.Schema | None:
         """Columns of a file, exact if its blocks are tables, else the keys of its first rows; None if it has none."""

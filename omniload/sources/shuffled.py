@@ -6,14 +6,15 @@ Nothing but the permuted row numbers of one block is ever held: the permutation 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
 from omniload.errors import ColumnMissing, MixtureError
+from omniload.sources.epochs import EveryEpoch
 from omniload.sources.gathered import GatheredBlock
 from omniload.sources.order import Feistel, key64
 from omniload.sources.protocol import FileEntry, RawBlock, Source
@@ -78,7 +79,7 @@ class ShuffledRows:
             size=size,
             find_digest=partial(getattr, source, "fingerprint"),
         )
-        self.files: Sequence[FileEntry] = _EveryEpoch(everything)
+        self.files: Sequence[FileEntry] = EveryEpoch(everything)
 
     @property
     def fingerprint(self) -> str:
@@ -169,23 +170,3 @@ def _fitting(one: pa.Field, other: pa.Field) -> pa.Field:
     if pa.types.is_null(one.type) or pa.types.is_null(other.type):
         return pa.field(one.name, pa.null())
     return pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive").field(0)
-
-
-class _EveryEpoch(Sequence[FileEntry]):
-    """One entry, under whatever number."""
-
-    def __init__(self, entry: FileEntry) -> None:
-        self._entry = entry
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[FileEntry]:
-        yield self._entry  # by their numbers there is no end of them
-
-    @overload
-    def __getitem__(self, index: int) -> FileEntry: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[FileEntry]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self._entry

@@ -45,7 +45,9 @@ class FakeMetadata:
             for start in range(0, tokens, self.seq_len):
                 length = min(self.seq_len, tokens - start)
                 targets = min(start + length, tokens - 1) - start
-                pieces.append((0, cursor.epoch, 0, cursor.window, at, of_row, start, length, targets, 0))
+                pieces.append(
+                    (0, cursor.epoch, 0, cursor.window, at, of_row, start, length, targets, 0, 0, 0)
+                )
             first_piece.append(len(pieces))
         ends_window = first_row + position >= last_row
         ends_epoch = ends_window and last_row == len(rows)

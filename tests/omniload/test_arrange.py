@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from omniload.errors import MixtureError
 from omniload.mixture import Mixture
 from omniload.pieces import PIECE
-from omniload.planner.arrange import arrange, enough
-from omniload.planner.pack import MAX_WAIT_STEPS
+from omniload.planner.graph import DGraph, NotEnough
+from omniload.planner.packing import MAX_WAIT_STEPS
+from omniload.planner.plan import Plan
+from omniload.planner.rules import StepRules
+from omniload.planner.strategies import declared
 
 SEQ_LEN = 16
 STEP = 9
@@ -31,6 +34,23 @@ def candidates(lengths: list[int], born: list[int] | None = None) -> np.ndarray:
     return pieces
 
 
+def arrange(pieces: np.ndarray, spec: Mixture, step: int) -> Plan | None:
+    """The step that these candidates fill; None if they are too few."""
+
+    def nothing_more(*_: object) -> np.ndarray:
+        return np.zeros(0, PIECE)
+
+    try:
+        return declared(DGraph(step=step, rules=StepRules.of(spec), carried=pieces, draw=nothing_more))
+    except NotEnough:
+        return None
+
+
+def taken_by(plan: Plan) -> np.ndarray:
+    """The candidates that a step takes, in the order they lie in."""
+    return plan.pieces["row"].astype(np.int64)
+
+
 MIXTURES = {
     "best_fit": mixture(packs=6, lanes=3),
     "samples": mixture(packing="none", packs=6, lanes=3),
@@ -44,14 +64,15 @@ def test_a_step_takes_no_piece_twice_and_fills_every_lane(way: str, lengths: lis
     spec, pieces = MIXTURES[way], candidates(lengths)
     found = arrange(pieces, spec, STEP)
     if found is None:
-        tokens, pieces_wanted = enough(spec)
+        tokens, pieces_wanted = StepRules.of(spec).enough()
         assert way == "budget" or (sum(lengths) < tokens and len(lengths) < pieces_wanted)
         return
-    assert len(set(found.taken.tolist())) == len(found.taken) == found.offsets[-1]
+    taken = taken_by(found)
+    assert len(set(taken.tolist())) == len(taken) == found.offsets[-1]
     assert len(found.lane_offsets) == spec.lanes + 1
     assert (np.diff(found.lane_offsets) > 0).all()
     assert found.lane_offsets[-1] == len(found.offsets) - 1
-    tokens = np.add.reduceat(pieces["length"][found.taken], found.offsets[:-1])
+    tokens = np.add.reduceat(pieces["length"][taken], found.offsets[:-1])
     assert tokens.max() <= SEQ_LEN
     if way != "budget":
         assert set(np.diff(found.lane_offsets)) == {2}
@@ -61,8 +82,8 @@ def test_a_step_takes_no_piece_twice_and_fills_every_lane(way: str, lengths: lis
 def test_without_packing_the_oldest_samples_go_first_sorted_by_length(lengths: list[int]) -> None:
     found = arrange(candidates(lengths), MIXTURES["samples"], STEP)
     assert found is not None
-    assert sorted(found.taken.tolist()) == list(range(6))
-    placed = [lengths[i] for i in found.taken]
+    assert sorted(taken_by(found).tolist()) == list(range(6))
+    placed = [lengths[i] for i in taken_by(found)]
     assert placed == sorted(placed, reverse=True)
 
 
@@ -72,11 +93,11 @@ def test_no_lane_exceeds_its_budget_and_none_could_take_one_more(lengths: list[i
     found = arrange(pieces, MIXTURES["budget"], STEP)
     for lane in range(0 if found is None else 3):
         assert found is not None
-        rows = found.taken[found.lane_offsets[lane] : found.lane_offsets[lane + 1]]
+        rows = taken_by(found)[found.lane_offsets[lane] : found.lane_offsets[lane + 1]]
         padded = len(rows) * int(pieces["length"][rows].max())
         assert padded <= 40
         shortest = pieces["length"][rows].min()
-        waiting = np.delete(pieces["length"], found.taken)
+        waiting = np.delete(pieces["length"], taken_by(found))
         if (waiting < shortest).any():
             assert padded + pieces["length"][rows].max() > 40
 
@@ -87,8 +108,8 @@ def test_within_a_budget_a_piece_that_waited_too_long_goes_before_fuller_lanes()
     old = arrange(candidates(lengths, [STEP] * 8 + [STEP - MAX_WAIT_STEPS]), MIXTURES["budget"], STEP)
     assert young is not None
     assert old is not None
-    assert 8 not in young.taken
-    assert old.taken[0] == 8 or 8 in old.taken[: old.lane_offsets[1]]
+    assert 8 not in taken_by(young)
+    assert taken_by(old)[0] == 8 or 8 in taken_by(old)[: old.lane_offsets[1]]
 
 
 @pytest.mark.parametrize(

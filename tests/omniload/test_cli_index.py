@@ -71,6 +71,19 @@ def test_a_path_is_indexed_without_a_mixture(
     assert row[1:] == ["webdataset", "3", "built"]
 
 
+def test_keys_of_the_mixture_are_overridden_and_a_path_has_none(
+    mixture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = ["sources.lines=null", "sources.tokens=null"]
+    one = f"sources.pictures.path={tmp_path}/tar/1.tar"
+    code, out, _ = run(capsys, monkeypatch, "data", "index", mixture, one, *gone)
+    assert code == 0
+    assert outcomes(out) == [["pictures", "webdataset", "1", "built"]]
+    code, _, err = run(capsys, monkeypatch, "data", "index", f"{tmp_path}/tar", "seq_len=8")
+    assert code == 2
+    assert err == f"error: seq_len=8: overrides a key of a mixture, and {tmp_path}/tar is a path; remove it\n"
+
+
 def test_a_bad_file_is_named_and_the_others_are_indexed(
     mixture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ pack_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6).filter(
 @given(st.lists(pack_lengths, min_size=4, max_size=4), st.randoms(use_true_random=False))
 def test_lanes_equal_the_reference(labels: str, packs: list[list[int]], random: Any) -> None:
     rows = [
-        (random.randrange(4), 0, 0, 0, random.randrange(2), 0, random.randrange(50), length, 0, 0)
+        (random.randrange(4), 0, 0, 0, random.randrange(2), 0, random.randrange(50), length, 0, 0, 0, 0)
         for lengths in packs
         for length in lengths
     ]
@@ -115,7 +115,7 @@ def test_lanes_equal_the_reference(labels: str, packs: list[list[int]], random: 
 @pytest.mark.parametrize("labels", ["shifted", "hf"])
 @given(st.lists(st.lists(st.integers(1, SEQ_LEN), min_size=1, max_size=5), min_size=1, max_size=4))
 def test_unpacked_lanes_are_as_wide_as_their_longest_sample(labels: str, lanes: list[list[int]]) -> None:
-    rows = [(0, 0, 0, 0, i, 0, i, length, 0, 0) for i, length in enumerate(itertools.chain(*lanes))]
+    rows = [(0, 0, 0, 0, i, 0, i, length, 0, 0, 0, 0) for i, length in enumerate(itertools.chain(*lanes))]
     plan = Plan(
         step=0,
         lane_offsets=np.cumsum([0, *map(len, lanes)]),
@@ -134,7 +134,7 @@ def test_only_the_arrays_asked_for_are_made() -> None:
     plan = Plan(
         step=0,
         lane_offsets=np.array([0, 2, 4]),
-        pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0)] * 4, PIECE),
+        pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0, 0, 0)] * 4, PIECE),
         offsets=np.arange(5),
     )
     [whole] = DataConstructor(mixture("shifted"), Tokens()).build(plan, [0])
@@ -148,7 +148,7 @@ def test_dtypes_are_what_models_and_kernels_want() -> None:
     plan = Plan(
         step=0,
         lane_offsets=np.array([0, 2, 4]),
-        pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0)] * 4, PIECE),
+        pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0, 0, 0)] * 4, PIECE),
         offsets=np.arange(5),
     )
     [lane] = DataConstructor(mixture("shifted"), Tokens()).build(plan, [0])

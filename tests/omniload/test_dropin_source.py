@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from omniload.errors import MixtureError, SourceError, StateError
 from omniload.mixture import SourceSpec
 from omniload.sources import BadRow, open_source
 from omniload.sources.torch_dataset import BLOCK_ROWS, DatasetSource
-from tests.omniload.dropin import Stream
 
 ROWS = 700
 
@@ -48,6 +48,55 @@ class Together(Documents):
         return [self[index] for index in indices]
 
 
+class Held(Documents):
+    """Gives what it holds, not a copy of it."""
+
+    def __init__(self, kind: str = "dict") -> None:
+        super().__init__(kind)
+        self.samples = [super(Held, self).__getitem__(i) for i in range(ROWS)]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+class HeldTogether(Held):
+    """The same, several at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Columns(Documents):
+    """Takes samples together, and gives columns."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return {"input_ids": [self[i]["input_ids"] for i in indices], "index": indices}
+
+
+class OneShort(Documents):
+    """Gives a sample too few."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices[1:]]
+
+
+class Nameless(Documents):
+    """A length that fails in a way of its own."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("the index\nis not there")
+
+
+class Sized:
+    """Neither by index nor without a length: what a torch DataLoader is, too."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([[1, 2], [3, 4], [5, 6]])
+
+
 def texts() -> list[str]:
     return ["a b c " * (i % 5 + 1) for i in range(40)]
 
@@ -63,6 +112,18 @@ def endless() -> Any:
             return index
 
     return Endless()
+
+
+def without_length() -> Any:
+    class WithoutLength(Documents):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    return WithoutLength()
+
+
+def used_up() -> Any:
+    return iter([[1, 2, 3]])
 
 
 def mixture_of(dataset: str = "Documents", seq_len: int = 64, **args: Any) -> dict[str, Any]:
@@ -166,18 +227,42 @@ def test_an_error_of_the_dataset_ends_the_run_in_one_line_that_names_it(dataset:
     ("dataset", "message"),
     [
         ("nobody", "cannot be imported"),
-        ("bare", "gives a object, which cannot be entered in the middle"),
-        ("Stream", "gives a Stream, which cannot be entered in the middle"),
-        ("endless", "without a length"),
+        ("bare", "a object is no dataset; give it __getitem__ and __len__, or __iter__"),
+        ("endless", "a Endless is no dataset"),
+        ("without_length", "without a length"),
+        ("Nameless", "without a length .RuntimeError: the index is not there"),
+        ("used_up", "a list_iterator can be gone through only once"),
         ("Documents", r"cannot be made: TypeError: .*unexpected keyword argument 'nonsense'"),
     ],
 )
 def test_what_is_no_dataset_is_refused_in_one_line(dataset: str, message: str) -> None:
     args = {"nonsense": 1} if dataset == "Documents" else {}
-    assert issubclass(Stream, Dataset)
     with pytest.raises(MixtureError, match=rf"source 'a': .*{message}") as raised:
         open_source("a", SourceSpec(dataset=f"{__name__}:{dataset}", args=args, weight=1))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "array", "tensor"])
+@pytest.mark.parametrize("make", [Held, HeldTogether])
+def test_rows_may_be_changed_without_changing_what_the_dataset_holds(make: type[Held], kind: str) -> None:
+    dataset = make(kind)
+    block = DatasetSource("s", dataset).read_block(0, 0)
+    before = [list(row["input_ids"]) for row in block.rows(np.arange(5))]
+    for row in block.rows(np.arange(5)):
+        row["input_ids"][0] = 0
+    assert [list(row["input_ids"]) for row in block.rows(np.arange(5))] == before
+
+
+@pytest.mark.parametrize(("dataset", "given"), [("Columns", "a dict"), ("OneShort", r"\d+ samples")])
+def test_samples_taken_together_are_one_for_each_index(dataset: str, given: str) -> None:
+    with pytest.raises(SourceError, match=rf"source 'a': __getitems__ .* gave {given} for \d+ indices; "):
+        lanes_of(mixture_of(dataset))
+
+
+def test_what_has_a_length_but_no_access_by_index_is_read_in_sequence() -> None:
+    source = open_source("a", SourceSpec(dataset=f"{__name__}:Sized", weight=1))
+    rows = source.read_block(0, 0).rows(np.arange(3))
+    assert [row["input_ids"] for row in rows] == [[1, 2], [3, 4], [5, 6]]
 
 
 @pytest.mark.parametrize(

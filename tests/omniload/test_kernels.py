@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.fill import Layout, TokenArrays, fill, fill_in_python
 from omniload.kernels import KERNELS
-from omniload.planner.pack import best_fit_decreasing, best_fit_in_python
+from omniload.planner.packing import best_fit_decreasing
+from omniload.planner.packing.decreasing import best_fit_in_python
+from omniload.planner.packing.first_fit import first_fit, first_fit_in_python, tournament
+from omniload.planner.packing.workload import place, place_in_python
 
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no C compiler was there at installation")
+seeds = st.integers(0, 2**32)
 
 
 def test_the_kernels_are_built_wherever_the_tests_run() -> None:
@@ -20,22 +24,61 @@ def test_the_kernels_are_built_wherever_the_tests_run() -> None:
 
 
 @needs_kernels
-@given(lengths=st.lists(st.integers(1, 40), max_size=200), capacity=st.integers(40, 90))
-def test_best_fit_places_every_piece_where_the_python_one_does(lengths: list[int], capacity: int) -> None:
-    order, pack = best_fit_decreasing(np.array(lengths, np.int64), capacity)
-    expected = np.empty(len(lengths), np.int64)
-    best_fit_in_python(np.array(lengths, np.int64)[order], capacity, expected)
+@settings(max_examples=1000)
+@given(seeds, st.integers(0, 300), st.integers(40, 90), st.sampled_from([None, 1, 60, 300]))
+def test_best_fit_places_every_piece_where_the_python_one_does(
+    seed: int, size: int, capacity: int, patch_capacity: int | None
+) -> None:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 41, size)
+    patches = None if patch_capacity is None else generator.integers(0, patch_capacity + 1, size)
+    order, pack = best_fit_decreasing(lengths, capacity, patches, patch_capacity or 0)
+    expected = np.empty(size, np.int64)
+    images = None if patches is None else patches[order]
+    best_fit_in_python(lengths[order], capacity, images, patch_capacity or 0, expected)
     assert np.array_equal(pack, expected)
 
 
 @needs_kernels
-def test_best_fit_agrees_on_a_step_of_many_thousand_documents() -> None:
-    lengths = np.random.default_rng(0).integers(1, 8193, 20_000)
-    order, pack = best_fit_decreasing(lengths, 8192)
+@pytest.mark.parametrize("patch_capacity", [0, 3000])
+def test_best_fit_agrees_on_a_step_of_many_thousand_documents(patch_capacity: int) -> None:
+    """So many open packs that blocks of them are split, emptied and used again."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(1, 8193, 20_000)
+    patches = generator.integers(0, patch_capacity + 1, 20_000)
+    order, pack = best_fit_decreasing(lengths, 8192, patches, patch_capacity)
     expected = np.empty(len(lengths), np.int64)
-    best_fit_in_python(lengths[order], 8192, expected)
+    best_fit_in_python(lengths[order], 8192, patches[order], patch_capacity, expected)
     assert pack.max() > 5_000
     assert np.array_equal(pack, expected)
+
+
+@needs_kernels
+@settings(max_examples=1000)
+@given(seeds, st.integers(0, 200), st.integers(40, 90), st.sampled_from([0.0, 0.5, 1.0]))
+def test_first_fit_places_every_part_where_the_python_one_does(
+    seed: int, size: int, capacity: int, share: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    cuttable = generator.random(size) < share
+    lengths = np.where(cuttable, generator.integers(1, 3 * capacity, size), generator.integers(1, 41, size))
+    got = first_fit(lengths, capacity, cuttable)
+    expected = first_fit_in_python(lengths, tournament(lengths, capacity), cuttable)
+    for array, other in zip(got, expected, strict=True):
+        assert np.array_equal(array, other)
+
+
+@needs_kernels
+@settings(max_examples=1000)
+@given(seeds, st.integers(0, 100), st.integers(1, 9), st.integers(1, 3))
+def test_documents_are_placed_by_workload_where_the_python_way_does(
+    seed: int, size: int, num_packs: int, num_loads: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    load, cost = generator.integers(0, 10, (num_loads, size)), generator.integers(0, 30, size)
+    cap = generator.integers(9, 60, num_loads)
+    expected = place_in_python(load, cost, num_packs, cap)
+    assert np.array_equal(place(load, cost, num_packs, cap), expected)
 
 
 @st.composite

@@ -1,15 +1,12 @@
-"""The stages of planning one by one: weights, mixing, packing, choosing, balancing."""
+"""The stages of planning one by one: weights, packing, choosing."""
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.planner.balance import longest_processing_time
-from omniload.planner.pack import MAX_WAIT_STEPS, best_fit_decreasing, choose_packs
+from omniload.planner.packing import MAX_WAIT_STEPS, best_fit_decreasing, choose_packs
 from omniload.weights import WEIGHT_UNIT, integer_weights
 
 weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(any)
@@ -64,20 +61,3 @@ def test_too_few_packs_give_no_step() -> None:
     one = np.array([0])
     assert choose_packs(one, one + 5, one, step=0, num_packs=2) is None
     assert choose_packs(one[:0], one[:0], one[:0], step=0, num_packs=1) is None
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(1, 4))
-def test_every_lane_gets_the_same_number_of_packs(costs: list[int], num_lanes: int) -> None:
-    costs = (costs * num_lanes)[: len(costs) // num_lanes * num_lanes or num_lanes]
-    lanes = longest_processing_time(np.array(costs, np.int64), num_lanes)
-    assert lanes.shape == (num_lanes, len(costs) // num_lanes)
-    assert sorted(lanes.ravel().tolist()) == list(range(len(costs)))
-
-
-@settings(max_examples=40)
-@given(st.lists(st.integers(1, 100), min_size=6, max_size=6))
-def test_balance_is_within_four_thirds_of_the_best_under_equal_counts(costs: list[int]) -> None:
-    lanes = longest_processing_time(np.array(costs, np.int64), 3)
-    worst = max(sum(costs[pack] for pack in lane) for lane in lanes.tolist())
-    best = min(max(sum(order[i : i + 2]) for i in (0, 2, 4)) for order in permutations(costs))
-    assert 3 * worst <= 4 * best

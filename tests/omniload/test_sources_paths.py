@@ -68,6 +68,12 @@ def test_a_file_whose_name_has_braces_is_itself(tmp_path: Path) -> None:
     assert listed(tmp_path / "x{0..1}.parquet")[1] == [f"{tmp_path}/x{{0..1}}.parquet"]
 
 
+@pytest.mark.parametrize("name", ["a{1,2}", "b{0..2}/deep", "{c}", "d{"])
+def test_a_folder_whose_name_has_braces_is_itself(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, f"{name}/x.parquet", "a1/x.parquet", "a2/x.parquet")
+    assert listed(tmp_path / name)[1] == [f"{tmp_path}/{name}/x.parquet"]
+
+
 def test_a_folder_means_all_data_files_below_it(tmp_path: Path) -> None:
     touch(tmp_path, "README.md", "dataset_info.json", "a.parquet", "deep/er/b.parquet", ".hidden.parquet")
     expected = ("parquet", [f"{tmp_path}/a.parquet", f"{tmp_path}/deep/er/b.parquet"])

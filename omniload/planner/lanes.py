@@ -1,0 +1,108 @@
+"""Which packs a step takes, and which lane each goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from omniload.errors import PlanError
+from omniload.planner.arrange import Packs
+from omniload.planner.balancing import METHODS, Infeasible, Items, lane_sums
+from omniload.planner.rules import StepRules
+from omniload.suggest import suggest
+
+Balancer: TypeAlias = Callable[[Items], np.ndarray]
+"""Says the lane of each pack, ``int64[n]``."""
+
+
+def balancer_of(method: str | Balancer) -> tuple[str, Balancer]:
+    """A method of balancing by its name, or the user's own.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    if callable(method):
+        return getattr(method, "__name__", "a function"), method
+    if method not in METHODS:
+        raise PlanError(f"balance: there is no '{method}'{suggest(method, list(METHODS))}")
+    return method, METHODS[method]
+
+
+def choose_and_balance(
+    packs: Packs, cost: np.ndarray, load: np.ndarray, rules: StepRules, balancer: Balancer, where: str
+) -> np.ndarray:
+    """Take the preferred packs, or the next ones where caps forbid those, and give each lane as many.
+
+    Args:
+        packs: at least as many as a step takes.
+        cost: ``int64[modules, packs]``.
+        load: ``int64[caps, packs]``: what the caps count.
+        rules: how many packs and lanes, and the caps.
+        balancer: says the lanes.
+        where: for messages.
+
+    Returns:
+        ``int64[num_packs]``: the packs in the order of their lanes.
+
+    Raises:
+        PlanError: no choice of packs fits the caps, or the balancer's answer breaks a rule.
+    """
+    num_packs, tokens = rules.num_packs, packs.tokens()
+    chosen, spare = packs.ranked[:num_packs], packs.ranked[num_packs:].tolist()
+    while True:
+        items = Items(
+            cost=cost[:, chosen],
+            length=tokens[chosen],
+            num_lanes=rules.lanes,
+            per_lane=num_packs // rules.lanes,
+            load=load[:, chosen],
+            cap=rules.cap_values,
+        )
+        try:
+            lane = _checked(balancer(items), items, where, rules.cap_names)
+        except Infeasible as error:
+            over = 0 if error.cap is None else error.cap
+            # The pack that weighs most on that cap makes room for one that weighs less.
+            heaviest = int(items.load[over].argmax())
+            lighter = (i for i, one in enumerate(spare) if load[over][one] < items.load[over][heaviest])
+            at = next(lighter, None)
+            if at is None:
+                name, cap = rules.cap_names[over], int(rules.cap_values[over])
+                raise PlanError(
+                    f"{where}: caps.{name} {cap} a lane cannot hold {num_packs} packs on {rules.lanes} lanes ({error});"
+                    " raise it, or lower packs"
+                ) from None
+            chosen = np.concatenate([np.delete(chosen, heaviest), [spare.pop(at)]])
+        else:
+            return np.asarray(chosen[np.argsort(lane, kind="stable")])
+
+
+def _checked(lane: np.ndarray, items: Items, where: str, caps: tuple[str, ...]) -> np.ndarray:
+    """The answer of a balancer.
+
+    Raises:
+        PlanError: it breaks a rule.
+    """
+    lane = np.asarray(lane)
+    num_items = len(items.length)
+    if lane.shape != (num_items,) or lane.dtype.kind not in "iu":
+        raise PlanError(
+            f"{where}: gave {lane.dtype}{list(lane.shape)}; return the lane of each pack, int64[{num_items}]"
+        )
+    if not 0 <= lane.min() <= lane.max() < items.num_lanes:
+        raise PlanError(
+            f"{where}: gave lanes {lane.min()} … {lane.max()}; there are 0 … {items.num_lanes - 1}"
+        )
+    count = np.bincount(lane, minlength=items.num_lanes)
+    if (count != items.per_lane).any():
+        wrong = int(np.flatnonzero(count != items.per_lane)[0])
+        raise PlanError(f"{where}: gave lane {wrong} {count[wrong]} packs; give every lane {items.per_lane}")
+    loads = lane_sums(items.load, lane, items.num_lanes)
+    for name, cap, of_lane in zip(caps, items.cap.tolist(), loads, strict=True):
+        if of_lane.max() > cap:
+            raise PlanError(
+                f"{where}: lane {of_lane.argmax()} has {of_lane.max()} {name}, over caps.{name} {cap}"
+            )
+    return lane.astype(np.int64)
