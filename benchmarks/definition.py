@@ -34,14 +34,19 @@ class Measure:
     unit: str
     """Unit of the displayed value."""
     scale: float
-    """What one displayed unit is: of work per second (1e9 for GB/s of work in bytes), or of seconds (1e-3 for ms)."""
+    """What one displayed unit is: of work per second (1e9 for GB/s of work in bytes), of seconds (1e-3 for ms), or of
+    work if it is not ``timed``."""
     higher_is_better: bool
     """True for a rate, work / seconds; False for a duration, seconds."""
     reference: str
     """The contender that the ratios refer to."""
+    timed: bool = True
+    """False for a quantity that a run computes and returns as its work, however long that takes."""
 
     def value(self, work: int, seconds: float) -> float:
         """The displayed value of a run that did ``work`` in ``seconds``."""
+        if not self.timed:
+            return work / self.scale
         return (work / seconds if self.higher_is_better else seconds) / self.scale
 
 

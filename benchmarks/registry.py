@@ -15,6 +15,8 @@ NAMES = (
     "loader_images",
     "loader_packed",
     "loader_text",
+    "planner_balance",
+    "planner_scale",
     "storage_cache",
     "storage_local",
     "storage_s3",

@@ -12,7 +12,7 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 
 from benchmarks.definition import Benchmark, Settings
-from benchmarks.summary import Spread, Summary
+from benchmarks.summary import Summary
 
 VERSION = 1
 """Of the JSON's layout."""
@@ -84,24 +84,21 @@ def _table(benchmark: Benchmark, name: str, summaries: list[Summary]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
     for heading, justify in _COLUMNS:
         table.add_column(heading, justify=justify, no_wrap=True)
+    digits = 3 if measure.timed else 5  # what is computed has no noise
     for summary in summaries:
         table.add_row(
             summary.name,
             summary.kind.value,
-            _number(summary.value.median),
-            _range(summary.value),
-            f"{summary.ratio.median:.2f}",
-            f"{summary.ratio.low:.2f} … {summary.ratio.high:.2f}",
-            f"{summary.busy_cores:.1f}",
+            _number(summary.value.median, digits),
+            f"{_number(summary.value.low, digits)} … {_number(summary.value.high, digits)}",
+            f"{summary.ratio.median:.{digits - 1}f}",
+            f"{summary.ratio.low:.{digits - 1}f} … {summary.ratio.high:.{digits - 1}f}",
+            f"{summary.busy_cores:.1f}" if measure.timed else "",
             style="bold" if summary.kind == "ours" else None,
         )
     return table
 
 
-def _range(spread: Spread) -> str:
-    return f"{_number(spread.low)} … {_number(spread.high)}"
-
-
-def _number(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+def _number(value: float, digits: int) -> str:
+    """So many significant digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.{digits}g}"

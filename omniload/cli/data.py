@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from omniload.cli.index import index
+from omniload.cli.plan import plan
+from omniload.cli.replay import replay
 from omniload.errors import SourceError
 from omniload.loader import SourceLoader, open_loader
 from omniload.mixture import Mixture
@@ -22,6 +24,8 @@ from omniload.place import Place
 
 app = typer.Typer(no_args_is_help=True)
 app.command()(index)
+app.command()(plan)
+app.command()(replay)
 
 MixtureFile = Annotated[Path, typer.Argument(help="The mixture's YAML file.", metavar="MIXTURE")]
 Overrides = Annotated[
@@ -146,7 +150,6 @@ def _human(size: float) -> str:
 def _size_of(mixture: Mixture) -> str:
     if mixture.packs is None:
         return f"{mixture.lanes * mixture.lane_budget:,} tokens, padding included,"
-    rows = "packs" if mixture.packing == "best_fit" else "samples of at most"
-    return (
-        f"{mixture.packs} {rows}{' of' if mixture.packing == 'best_fit' else ''} {mixture.seq_len:,} tokens"
-    )
+    packed = mixture.packing != "none"
+    rows = "packs" if packed else "samples of at most"
+    return f"{mixture.packs} {rows}{' of' if packed else ''} {mixture.seq_len:,} tokens"

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from omniload.errors import OmniloadError
+from omniload.errors import MixtureError, OmniloadError
 from omniload.mixture import Mixture
 from omniload.sources import Listing
 from omniload.sources.indexing import Outcome, index_file
@@ -29,6 +29,10 @@ def index(
     what: Annotated[
         str, typer.Argument(help="A mixture's YAML file, or the path of a source.", metavar="MIXTURE_OR_PATH")
     ],
+    overrides: Annotated[
+        list[str],
+        typer.Argument(help="Keys that replace the mixture's.", metavar="KEY=VALUE", show_default=False),
+    ] = [],  # noqa: B006 - typer makes a new one
     rewrite: Annotated[
         bool,
         typer.Option(
@@ -47,7 +51,7 @@ def index(
         jobs: dict[Future[Outcome], tuple[str, str, TaskID]] = {}
         try:
             seen: set[str] = set()  # sources may share files
-            for name, format_name, listing in _sources(what):
+            for name, format_name, listing in _sources(what, overrides):
                 files = [file for file, entry in enumerate(listing.files) if entry.url not in seen]
                 seen.update(entry.url for entry in listing.files)
                 task = progress.add_task(escape(name), total=len(files))
@@ -74,12 +78,16 @@ def index(
         raise typer.Exit(2)
 
 
-def _sources(what: str) -> Iterator[tuple[str, str, Listing]]:
+def _sources(what: str, overrides: list[str]) -> Iterator[tuple[str, str, Listing]]:
     """Name, format and files of each source."""
     if not what.lower().endswith(_MIXTURE_ENDINGS):
+        if overrides:
+            raise MixtureError(
+                f"{overrides[0]}: overrides a key of a mixture, and {what} is a path; remove it"
+            )
         yield what, *list_files(what, [what])
         return
-    mixture = Mixture.load(what)
+    mixture = Mixture.load(what, overrides=overrides)
     for name, spec in mixture.sources.items():
         if spec.dataset is None:  # which is no files
             yield name, *list_files(name, spec.path, spec.storage_options, spec.format)

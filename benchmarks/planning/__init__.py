@@ -1,0 +1,1 @@
+"""Lengths, metadata without data, and settings for the benchmarks of the planner."""
