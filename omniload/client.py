@@ -33,6 +33,7 @@ from omniload.lazy import lazy
 from omniload.ledger import Ledger
 from omniload.loader import BUFFER_BYTES, SourceLoader, open_loader
 from omniload.mixture import Mixture
+from omniload.origins import origins
 from omniload.pieces import Failure
 from omniload.place import Place
 from omniload.planner import Plan, StreamState
@@ -283,29 +284,7 @@ class MixtureLoader(DataLoader[Lane]):
             raise LookupError(
                 f"step {lane['step']} is not among the last {PLANS_KEPT} served; ask for samples sooner"
             )
-        pieces = plan.pieces[plan.lane_slice(lane["lane"])]
-        names = self._mixture.names
-        rows = np.empty(len(pieces), np.int64)
-        files: list[str] = [""] * len(pieces)
-        blocks, block_of = np.unique(pieces[["source", "file", "block"]], return_inverse=True)
-        for b, (source, file, block) in enumerate(blocks.tolist()):
-            loader = self._loaders[source][0]
-            here = np.flatnonzero(block_of == b)
-            paths, rows[here] = loader.origins(file, block, pieces["row"][here])
-            for i, path in zip(here.tolist(), paths, strict=True):
-                files[i] = path
-        start = pieces["start"].astype(np.int64)
-        return pa.table(
-            {
-                "pack": plan.pack_of_piece(lane["lane"]),
-                "source": pa.array([names[i] for i in pieces["source"]], pa.string()),
-                "epoch": pieces["epoch"].astype(np.int64),
-                "file": pa.array(files, pa.string()),
-                "row": rows,
-                "start": start,
-                "end": start + pieces["length"],
-            }
-        )
+        return origins(plan, lane["lane"], [loader for loader, *_ in self._loaders])
 
     def plan(self, step: int) -> Plan:
         """The plan of one of the last `PLANS_KEPT` steps served.

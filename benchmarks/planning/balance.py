@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.planning import lengths
 from benchmarks.planning.metadata import SyntheticMetadata, mixture
-from omniload.evenness import Evenness, least_unevenness, piece_costs
+from omniload.forecasting.evenness import Evenness, least_unevenness, piece_costs
 from omniload.placing import ClientPlaceTree
 from omniload.planner import Plan, Planner, StreamState
 from omniload.planner.rules import StepRules

@@ -38,7 +38,7 @@ def heavy_tailed(generator: np.random.Generator, count: int, context: int) -> np
 @cache
 def demo_lengths() -> np.ndarray:
     """``int64[n]``: tokens of every document of the demo's data, which is built and tokenised for it."""
-    from omniload.dry_run import DryRun
+    from omniload.forecasting.dry_run import DryRun
     from omniload.mixture import Mixture
     from training.demo.data import MixtureSize, build
 

@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from omniload.cli.picture import Bar, Chart, svg
-from omniload.dry_run import DryRun
 from omniload.errors import OmniloadError
-from omniload.evenness import PLANNED, RANDOM, TOKENS
-from omniload.forecast import Forecast
+from omniload.forecasting.dry_run import DryRun
+from omniload.forecasting.evenness import PLANNED, RANDOM, TOKENS
+from omniload.forecasting.forecast import Forecast
 from omniload.mixture import Mixture
 from omniload.placing import ClientPlaceTree
 from omniload.planner.rules import StepRules

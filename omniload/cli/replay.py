@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from omniload.dry_run import DryRun
 from omniload.errors import PlaceError, StateError
+from omniload.forecasting.dry_run import DryRun
 from omniload.mixture import Mixture
 from omniload.origins import origins
 from omniload.planner import Plan, StreamState

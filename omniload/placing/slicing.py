@@ -28,6 +28,8 @@ from omniload.planner.costs.lengths import LINEAR_TOKENS
 
 PAIR_COST = 2
 """Default cost of a pair of a query and a key, relative to `LINEAR_TOKENS` for all else that a token costs."""
+_MOST_TOKENS = 2**31
+"""Of a row, and one more: the pairs of so many still count in 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,7 @@ def contiguous(cu_seqlens: np.ndarray, cp: int) -> Slices:
         cp: ranks.
 
     Raises:
-        PlaceError: there are no ranks, or the offsets do not ascend from 0.
+        PlaceError: there are no ranks, the offsets do not ascend from 0, or the row has 2³¹ tokens or more.
     """
     documents = _checked(cu_seqlens, cp)
     return _slices("contiguous", _even(documents, cp), np.arange(cp), documents, cp)
@@ -188,6 +190,8 @@ def _checked(cu_seqlens: np.ndarray, cp: int) -> np.ndarray:
     if len(descends):
         at = int(descends[0])
         raise PlaceError(f"cu_seqlens: document {at} ends at {offsets[at + 1]} and begins at {offsets[at]}")
+    if offsets[-1] >= _MOST_TOKENS:
+        raise PlaceError(f"cu_seqlens: a row of {offsets[-1]} tokens; {_MOST_TOKENS - 1} are the most")
     return offsets
 
 

@@ -17,11 +17,12 @@ import numpy as np
 
 from omniload.errors import PlanError
 from omniload.planner.packing import (
+    MAX_WAIT_STEPS,
     best_fit_decreasing,
     choose_packs,
     concatenate,
     first_fit_decreasing,
-    workload,
+    workload_by_rank,
 )
 from omniload.planner.rules import StepRules
 from omniload.samples.cut import Labels
@@ -121,22 +122,33 @@ def packer(method: str | Packer) -> tuple[str, _Way]:
 
 def _best_fit(candidates: np.ndarray, rules: StepRules, step: int, _: CostOf) -> Packs | None:
     cap = rules.cap("patches")
+    urgent = _overdue(candidates, step)
     if cap is None:
-        order, pack = best_fit_decreasing(candidates["length"], rules.seq_len)
+        order, pack = best_fit_decreasing(candidates["length"], rules.seq_len, urgent=urgent)
     else:
         # With its share of the lane's patches in each pack, whatever packs a lane gets fit into it. A piece with more
         # than that makes packs possible of which not all lanes can have one; balancing sees to that.
         share = cap // (rules.num_packs // rules.lanes)
         largest = int(candidates["patches"].max(initial=0))
         order, pack = best_fit_decreasing(
-            candidates["length"], rules.seq_len, candidates["patches"], min(max(share, largest), _MOST_PATCHES)
+            candidates["length"],
+            rules.seq_len,
+            candidates["patches"],
+            min(max(share, largest), _MOST_PATCHES),
+            urgent=urgent,
         )
     return _preferred(candidates, order, pack, rules, step)
 
 
 def _first_fit(candidates: np.ndarray, rules: StepRules, step: int, _: CostOf) -> Packs | None:
-    order, pack = first_fit_decreasing(candidates["length"], rules.seq_len)
+    order, pack = first_fit_decreasing(candidates["length"], rules.seq_len, urgent=_overdue(candidates, step))
     return _preferred(candidates, order, pack, rules, step)
+
+
+def _overdue(candidates: np.ndarray, step: int) -> np.ndarray:
+    """``bool[n]``: pieces whose packs are taken before fuller ones."""
+    overdue: np.ndarray = step - candidates["born"].astype(np.int64) >= MAX_WAIT_STEPS
+    return overdue
 
 
 def _by_user(method: Packer, name: str, candidates: np.ndarray, rules: StepRules, step: int) -> Packs | None:
@@ -199,7 +211,7 @@ def _by_workload(candidates: np.ndarray, rules: StepRules, step: int, cost_of: C
     if length.sum() < rules.num_packs * rules.seq_len or len(candidates) < rules.lanes:
         return None
     patches = rules.cap("patches")
-    packing = workload(
+    packing = workload_by_rank(
         length,
         cost_of(candidates).sum(axis=0),
         num_packs=rules.lanes,
@@ -275,7 +287,7 @@ def may_be_cut(pieces: np.ndarray, rules: StepRules) -> np.ndarray:
 
 
 def part_of(pieces: np.ndarray, start: np.ndarray, length: np.ndarray, labels: Labels) -> np.ndarray:
-    """``PIECE[n]``: the tokens from ``int64[n]`` on of pieces, so many of each: parts of those that may be cut, or all."""
+    """``PIECE[n]``: of each piece so many tokens from one on: parts of pieces that may be cut, or all of others."""
     parts: np.ndarray = pieces.copy()
     parts["targets"] = _targets_of(pieces, start, length, labels)
     parts["start"] += start.astype(np.uint32)

@@ -99,10 +99,10 @@ def _check_pieces(placed: np.ndarray, candidates: np.ndarray, rules: StepRules, 
                 (whole[at], "lost") if expected < found else (placed[at], "there twice, or of another step")
             )
             raise PlanError(f"{where}: {shown(piece, names)} is {what}")
-        expected = part_of(whole, offset, placed["length"].astype(np.int64), rules.labels)
+        right = part_of(whole, offset, placed["length"].astype(np.int64), rules.labels)
         wrong = placed["length"] != whole["length"]
         wrong &= ~may_be_cut(whole, rules)
-        wrong |= placed != expected
+        wrong |= placed != right
         if wrong.any():
             raise PlanError(
                 f"{where}: {shown(placed[wrong.argmax()], names)} is changed, or cut though it may not be"

@@ -100,7 +100,7 @@ class DGraph:
 
     @property
     def candidates(self) -> np.ndarray:
-        """``PIECE[n]``: what the step may take; carried pieces first, then those drawn, in the order drawn. Read-only."""
+        """``PIECE[n]``, read-only: what the step may take; carried pieces, then those drawn, in the order drawn."""
         candidates = self._candidates.view()
         candidates.flags.writeable = False
         return candidates
@@ -190,12 +190,14 @@ class DGraph:
 
         Raises:
             NotEnough: the sources have no more.
-            PlanError: there is no such method, it is not one for lanes filled by ``lane_tokens``, a piece is over a cap,
-                or a function's answer breaks the rules.
+            PlanError: there is no such method, it is not one for lanes filled by ``lane_tokens``, a piece is over a
+                cap, or a function's answer breaks the rules.
         """
         name, pack = packer(self.rules.packing if method is None else method)
         if self.rules.packs is None and name != "none":
-            raise PlanError(f"pack '{name}': lane_tokens fills lanes by 'none' only; give the mixture packs instead")
+            raise PlanError(
+                f"pack '{name}': lane_tokens fills lanes by 'none' only; give the mixture packs instead"
+            )
         while True:
             free = np.flatnonzero(~self._held)
             self._check_sizes()
@@ -340,7 +342,9 @@ class DGraph:
         """Refuse a piece that no lane may hold: it would wait for ever."""
         for name, cap in zip(self.rules.cap_names, self.rules.cap_values.tolist(), strict=True):
             amount = (
-                self._cost_of(self._candidates).sum(axis=0) if name == "cost" else self._candidates[_COUNTED[name]]
+                self._cost_of(self._candidates).sum(axis=0)
+                if name == "cost"
+                else self._candidates[_COUNTED[name]]
             )
             if len(amount) and amount.max() > cap:
                 piece = self._candidates[amount.argmax()]

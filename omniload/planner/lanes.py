@@ -64,19 +64,28 @@ def choose_and_balance(
             lane = _checked(balancer(items), items, where, rules.cap_names)
         except Infeasible as error:
             over = 0 if error.cap is None else error.cap
-            # The pack that weighs most on that cap makes room for one that weighs less.
-            heaviest = int(items.load[over].argmax())
-            lighter = (i for i, one in enumerate(spare) if load[over][one] < items.load[over][heaviest])
-            at = next(lighter, None)
-            if at is None:
+            # A pack that weighs much on that cap makes room for one that weighs less.
+            for given_up in _heaviest(items.load[over], int(rules.cap_values[over])):
+                lighter = (i for i, one in enumerate(spare) if load[over][one] < items.load[over][given_up])
+                at = next(lighter, None)
+                if at is not None:
+                    break
+            else:
                 name, cap = rules.cap_names[over], int(rules.cap_values[over])
                 raise PlanError(
                     f"{where}: caps.{name} {cap} a lane cannot hold {num_packs} packs on {rules.lanes} lanes ({error});"
                     " raise it, or lower packs"
                 ) from None
-            chosen = np.concatenate([np.delete(chosen, heaviest), [spare.pop(at)]])
+            chosen = np.concatenate([np.delete(chosen, given_up), [spare.pop(at)]])
         else:
             return np.asarray(chosen[np.argsort(lane, kind="stable")])
+
+
+def _heaviest(load: np.ndarray, cap: int) -> list[int]:
+    """Which of the chosen packs to give up: not the first if it can stay, for it may have waited longest."""
+    if load[0] > cap or len(load) == 1:
+        return [int(load.argmax())]
+    return [int(load[1:].argmax()) + 1, 0]
 
 
 def _checked(lane: np.ndarray, items: Items, where: str, caps: tuple[str, ...]) -> np.ndarray:

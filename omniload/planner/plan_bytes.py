@@ -97,6 +97,8 @@ def _parse(data: memoryview) -> tuple[Plan, Any]:
     columns["born"] = header["step"] - columns["born"]
     pieces = np.zeros(len(columns["length"]), PIECE)
     for name in PIECE.names or ():
+        if len(columns[name]) != len(pieces):
+            raise ValueError(f"column '{name}' has {len(columns[name])} values for {len(pieces)} pieces")
         pieces[name] = columns[name]
     placement = {
         name: Placement(axis=one["axis"], group_size=one["group_size"], broadcast=tuple(one["broadcast"]))

@@ -11,7 +11,6 @@ import bisect
 import functools
 import logging
 import math
-import numbers
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -255,7 +254,7 @@ class Planner:
         if unknown:
             raise PlanError(f"{where}: no source '{unknown[0]}'{suggest(unknown[0], self._names)}")
         for name, weight in given.items():
-            if not isinstance(weight, numbers.Real) or not 0 <= weight < math.inf:
+            if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
                 raise PlanError(f"{where}: the weight of '{name}' is {weight!r}; give a number from 0 on")
         weights = {name: float(given.get(name, 0.0)) for name in self._names}
         try:

@@ -6,6 +6,7 @@ About 100 bytes per source and 44 per carried piece, and what is decided; ids on
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,6 +17,8 @@ from omniload.errors import StateError
 from omniload.mixture import Mixture
 from omniload.pieces import PIECE, Cursor
 from omniload.planner.decisions import Decided, Decision, check_names, from_json, to_json
+
+_DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +105,10 @@ def scheduled_weights(mixture: Mixture, sources: Sequence[SourceState], step: in
     )
 
 
+def _with_digest(data: bytes) -> bytes:
+    return data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
 def _check_decisions(decisions: tuple[Decision, ...], step: int, names: list[str]) -> None:
     steps = [step, *(decision.step for decision in decisions)]
     if steps != sorted(steps):
@@ -159,7 +166,7 @@ class StreamState:
                 name: [deficit, *source.to_list()]
                 for name, source, deficit in zip(names, self.sources, self.deficits, strict=True)
             },
-            "carried": base64.b64encode(self.carried.tobytes()).decode("ascii"),
+            "carried": base64.b64encode(_with_digest(self.carried.tobytes())).decode("ascii"),
             **decided,
         }
 
@@ -177,7 +184,12 @@ class StreamState:
                     f"the state has the sources {sorted(saved)}, the mixture {sorted(names)}:"
                     " resume with the mixture it was saved with"
                 )
-            carried = np.frombuffer(base64.b64decode(values["carried"], validate=True), PIECE).copy()
+            packed = base64.b64decode(values["carried"], validate=True)
+            if packed != _with_digest(packed[:-_DIGEST_BYTES]):
+                raise StateError(
+                    "the loader state is damaged: its carried pieces are not those that were saved"
+                )
+            carried = np.frombuffer(packed[:-_DIGEST_BYTES], PIECE).copy()
             if len(carried) and int(carried["source"].max()) >= len(names):
                 raise StateError("the loader state is damaged: a carried piece is of no known source")
             deficits = tuple(saved[name][0] for name in names)

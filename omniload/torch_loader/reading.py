@@ -85,7 +85,7 @@ class Reading:
         if self._given is None:
             try:
                 self._given = (state_of(self.dataset),)
-            except AttributeError:  # of what the first iteration is going to set
+            except Exception:  # of what the first iteration is going to set
                 self._given = (None,)
 
     def _begun_anew(self, place: WorkerPlace, samples: Iterator[Any]) -> Iterator[Any]:

@@ -15,8 +15,8 @@ import yaml
 
 from omniload import DataLoader
 from omniload.cli import main
-from omniload.dry_run import DryRun
-from omniload.evenness import PLANNED, RANDOM, TOKENS, Evenness, ways_to_balance
+from omniload.forecasting.dry_run import DryRun
+from omniload.forecasting.evenness import PLANNED, RANDOM, TOKENS, Evenness, ways_to_balance
 from omniload.mixture import Mixture
 from omniload.placing import ClientPlaceTree
 from omniload.planner.balancing import METHODS

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.errors import DecisionError, StateError
+from omniload.errors import DecisionError, PlanError, StateError
 from omniload.ledger import Ledger
 from omniload.mixture import Mixture
 from omniload.planner import Plan, Planner, StreamState
@@ -27,6 +27,7 @@ from omniload.planner.decisions import (
     from_json,
     to_json,
 )
+from omniload.planner.graph import DGraph
 from omniload.weights import WEIGHT_UNIT, integer_weights
 from tests.omniload.planning import FakeMetadata
 
@@ -253,6 +254,45 @@ def test_weights_that_leave_nothing_to_draw_end_in_one_line_and_can_be_decided_a
     again = Planner(mixture(), FakeMetadata(ROWS, SEQ_LEN), state)
     again.decide(SetWeights(step=4, weights={"b": 1}))
     assert again.next() is not None
+
+
+def test_weights_that_max_fraction_makes_no_stream_of_end_in_one_line_and_not_the_stream() -> None:
+    made = mixture()
+    a = made.sources["a"].model_copy(update={"max_fraction": 0.5})
+    made = made.model_copy(update={"sources": {**made.sources, "a": a}})
+    planner = Planner(made, FakeMetadata(ROWS, SEQ_LEN), StreamState.initial(3))
+    planner.decide(SetWeights(step=2, weights={"a": 1.0}))
+    assert planner.next() is not None
+    assert planner.next() is not None
+    with pytest.raises(
+        DecisionError, match=r"decided for step 2: by max_fraction .* at most 0\.5 of the tokens"
+    ):
+        planner.next()
+
+
+@pytest.mark.parametrize(
+    ("given_weights", "message"),
+    [
+        ({"a": 0}, "every weight is 0"),
+        ({}, "every weight is 0"),
+        ({"a": "x"}, "the weight of 'a' is 'x'; give a number from 0 on"),
+        ({"a": float("nan")}, "the weight of 'a' is nan"),
+        ([1, 2, 3], "give a weight by name of source"),
+        ({"aa": 1}, "no source 'aa'; did you mean 'a'"),
+    ],
+)
+def test_a_strategy_that_mixes_by_no_weights_is_told_so_and_the_stream_does_not_end(
+    given_weights: Any, message: str
+) -> None:
+    made = mixture(strategy="tests.omniload.test_control_planning:mixed_by")
+    mixed_by.weights = given_weights  # type: ignore[attr-defined]
+    planner = Planner(made, FakeMetadata(ROWS, SEQ_LEN), StreamState.initial(3))
+    with pytest.raises(PlanError, match=f"strategy .*:mixed_by: mix: .*{message}"):
+        planner.next()
+
+
+def mixed_by(graph: DGraph) -> Plan:
+    return graph.mix(mixed_by.weights).pack().balance().plan()  # type: ignore[attr-defined]
 
 
 def test_coefficients_are_kept_for_the_cost_model() -> None:

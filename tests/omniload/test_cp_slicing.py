@@ -169,6 +169,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "floats": (np.array([0.0, 4.0]), 2, r"float64\[2\] are no offsets"),
     "not from 0": (np.array([1, 4]), 2, r"int64\[2\] are no offsets of documents: integers from 0 on"),
     "descending": (np.array([0, 8, 5], np.uint32), 2, "document 1 ends at 5 and begins at 8"),
+    "longer than any": (np.array([0, 2**31]), 2, "a row of 2147483648 tokens; 2147483647 are the most"),
     "two dimensions": (np.zeros((1, 2), np.int64), 2, r"int64\[1, 2\] are no offsets"),
 }
 

@@ -177,9 +177,28 @@ def shorter(plan: Plan) -> Plan:
     return dataclasses.replace(plan, pieces=other)
 
 
+def changed(name: str) -> Callable[[Plan], Plan]:
+    def change(plan: Plan) -> Plan:
+        other = plan.pieces.copy()
+        other[name][3] += 1
+        return dataclasses.replace(plan, pieces=other)
+
+    return change
+
+
+def cut_in_two(plan: Plan) -> Plan:
+    parts = np.repeat(plan.pieces, [2, *[1] * (len(plan.pieces) - 1)])
+    parts["length"][:2], parts["targets"][:2], parts["start"][1] = 2, [2, 1], 2
+    return dataclasses.replace(plan, pieces=parts, offsets=np.append(0, plan.offsets[1:] + 1))
+
+
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
+        (changed("targets"), "tokens 0 … 4.* is changed"),
+        (changed("patches"), "is changed"),
+        (changed("born"), "is changed"),
+        (cut_in_two, "cut though it may not be"),
         (lost, r"a piece of source '(code|web)' \(epoch 0, file 0, block 0, row \d+, tokens 0 … 4\) is lost"),
         (twice, "is lost|is there twice"),
         (foreign, "is lost|of another step"),
@@ -201,7 +220,7 @@ def shorter(plan: Plan) -> Plan:
 def test_a_strategy_that_breaks_a_law_is_caught_and_named(
     tamper: Callable[[Plan], Any], message: str
 ) -> None:
-    graph = graph_of(mixture(), pieces([4] * 40, born=STEP - 1))
+    graph = graph_of(mixture(), pieces([4] * 40, born=STEP - 1, patches=[1] * 40))
     plan = declared(graph)
     check_plan(plan, STEP, graph.candidates, graph.carried(), graph.rules, "mine:plan")
     with pytest.raises(PlanError, match=f"strategy mine:plan: step 5: .*({message})"):
@@ -254,6 +273,10 @@ def test_a_pack_function_says_which_pack_each_candidate_goes_to_and_which_wait()
         (lambda g: g.mix().pack().balance("ltp"), "balance: there is no 'ltp'; did you mean 'lpt'"),
         (lambda g: g.mix().cost(lambda n, p, f: n * np.nan).pack().balance(), "cost .*nan"),
         (lambda g: g.mix().cost(lambda n, p, f: -n).pack().balance(), "cost .*-"),
+        (lambda g: g.delay((12, 8), max_steps=2), r"thresholds \[12, 8\] do not ascend"),
+        (lambda g: g.delay((12,)), "max_steps 0 lets no piece wait"),
+        (lambda g: g.distribute("dp", module="imgae"), "no module 'imgae'; did you mean 'image'"),
+        (lambda g: g.view("video").broadcast_at("cp"), "no module 'video'"),
     ],
 )
 def test_a_strategy_written_wrong_says_what_is_missing(build: Callable[[DGraph], Any], message: str) -> None:
@@ -280,10 +303,90 @@ def test_a_view_sees_what_an_encoder_works_on_and_placement_is_part_of_the_plan(
     assert [edge.name for edge in graph.lineage] == ["mix", "pack best_fit", "balance lpt"]
 
 
+def test_what_a_strategy_is_shown_it_cannot_change() -> None:
+    graph = graph_of(mixture(), pieces([8] * 15)).mix()
+    with pytest.raises(ValueError, match="read-only"):
+        graph.candidates["length"][0] = 1
+
+
+def test_a_pack_function_that_lets_all_wait_is_named_while_sources_go_on_for_ever() -> None:
+    draws: list[int] = []
+
+    def draw(candidates: np.ndarray, tokens: int, num_pieces: int, _: object) -> np.ndarray:
+        missing = max(tokens - int(candidates["length"].sum()), 0)
+        draws.append(missing)
+        return pieces([8] * -(-missing // 8))
+
+    graph = DGraph(step=STEP, rules=StepRules.of(mixture()), carried=pieces([]), draw=draw)
+    with pytest.raises(
+        PlanError, match=r"pack 'none_yet': makes fewer than 6 packs of .* enough for 64 steps"
+    ):
+        graph.mix().pack(none_yet)
+    assert len(draws) < 20
+
+
+def none_yet(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    return np.full(len(lengths), -1)
+
+
+def test_packs_that_need_more_than_was_asked_for_are_drawn_for() -> None:
+    """Rows are counted in documents, which are here packed several in a row."""
+    graph = graph_of(mixture(packing="none"), pieces([2] * 30, born=STEP - 1), [2] * 60)
+    plan = graph.mix(pieces=40).pack("best_fit").balance().plan()
+    assert plan.num_packs == 6
+    assert len(graph.candidates) > 40
+
+
+def test_lanes_filled_by_a_budget_are_packed_in_no_other_way() -> None:
+    spec = mixture(packing="none", packs=None, lane_tokens=32)
+    with pytest.raises(PlanError, match="pack 'best_fit': lane_tokens fills lanes by 'none' only"):
+        graph_of(spec, pieces([8] * 40)).mix().pack("best_fit")
+
+
+@pytest.mark.parametrize(
+    ("caps", "amount", "packing"),
+    [
+        *(
+            ({"patches": 5}, "6 patches", way)
+            for way in ("best_fit", "first_fit", "concatenate", "workload", "none")
+        ),
+        *(({"cost": 100}, r"\d+ cost", way) for way in ("best_fit", "first_fit", "concatenate", "none")),
+    ],
+)
+def test_a_piece_that_no_lane_may_hold_is_named_and_waits_not_for_ever(
+    caps: dict[str, int], amount: str, packing: str
+) -> None:
+    table = pieces([8] * 60, patches=[0] * 59 + [6])
+    message = rf"a piece of source '(code|web)' \(.*\) has {amount}, over caps\.\w+ \d+ a lane"
+    with pytest.raises(PlanError, match=message):
+        declared(graph_of(mixture(packing=packing, caps=caps), table))
+
+
+def test_caps_make_a_pack_wait_that_has_not_waited_before_one_that_has() -> None:
+    table = pieces([SEQ_LEN] * 6, patches=[15, 8, 8, 8, 0, 0])
+    table["born"][0] = STEP - 3
+    spec = mixture(packs=4, lanes=2, caps={"patches": 16})
+    plan = declared(graph_of(spec, table))
+    assert sorted(plan.pieces["patches"].tolist()) == [0, 8, 8, 15], "15 and three times 8 fit no two lanes"
+
+
+def test_a_cap_beyond_any_lane_is_no_cap() -> None:
+    table = pieces([8] * 15, patches=[1] * 15)
+    free, capped = (mixture(**keys) for keys in ({}, {"caps": {"patches": 2**61}}))
+    assert declared(graph_of(free, table)).num_packs == declared(graph_of(capped, table)).num_packs
+    with pytest.raises(MixtureError, match=r"caps\.tokens: input should be less than"):
+        mixture(caps={"tokens": 2**70})
+
+
 def test_a_strategy_is_found_by_its_name() -> None:
     assert load_strategy(None) is declared
     assert load_strategy("omniload.planner.strategies:declared") is declared
     with pytest.raises(MixtureError, match="strategy: nowhere:plan cannot be imported"):
         load_strategy("nowhere:plan")
+    for name in ("", "strategies", ":plan", "strategies:"):
+        with pytest.raises(
+            MixtureError, match=f"strategy: '{name}' is not of the form package.module:function"
+        ):
+            load_strategy(name)
     with pytest.raises(MixtureError, match=r"strategy: omniload\.errors:__doc__ is not a function"):
         load_strategy("omniload.errors:__doc__")

@@ -63,12 +63,36 @@ def test_damaged_bytes_are_noticed(plan: Plan, data: st.DataObject) -> None:
     else:
         damaged = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
     try:
-        assert plan_from_bytes(damaged) == plan, "what was damaged says nothing"
+        again = plan_from_bytes(damaged)
+        assert again == plan, "what was damaged says nothing"
+        assert np.array_equal(again.lane_costs, plan.lane_costs)
     except PlanError as error:
         messages = str(error).splitlines()
     else:
         return
     assert len(messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("was", "says"),
+    [(b'"modules":1', b'"modules":2'), (b'["epoch",2,0,0]', b'["epoch",1,0,0]'), (b"}", b"}?")],
+)
+def test_damage_that_the_hash_does_not_cover_is_noticed(was: bytes, says: bytes) -> None:
+    plan = Plan(
+        step=0,
+        pieces=np.zeros(2, PIECE),
+        offsets=np.arange(3),
+        lane_offsets=np.arange(3),
+        lane_costs=np.zeros((1, 2), np.int64),
+    )
+    whole = plan_to_bytes(plan)
+    if was == b"}":  # the end of everything
+        damaged = whole + says
+    else:
+        assert whole.count(was) == 1
+        damaged = whole.replace(was, says)
+    with pytest.raises(PlanError, match="no plan, or damaged"):
+        plan_from_bytes(damaged)
 
 
 def test_columns_that_claim_to_be_long_take_no_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -234,6 +235,21 @@ def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
     values = {**StreamState.initial(1).to_json(["a"]), **damage}
     with pytest.raises(StateError):
         StreamState.from_json(values, ["a"])
+
+
+def test_a_state_whose_carried_pieces_are_damaged_is_refused() -> None:
+    planner = Planner(mixture({"a": {}}), FakeMetadata([[[9]] * 30], SEQ_LEN), StreamState.initial(1))
+    planner.next()
+    values = planner.state.to_json(["a"])
+    packed = bytearray(base64.b64decode(values["carried"]))
+    assert len(planner.state.carried), "nothing is carried"
+    assert len(StreamState.from_json(values, ["a"]).carried)
+    for at in range(len(packed)):
+        packed[at] ^= 1
+        damaged = {**values, "carried": base64.b64encode(packed).decode()}
+        with pytest.raises(StateError, match="its carried pieces are not those that were saved"):
+            StreamState.from_json(damaged, ["a"])
+        packed[at] ^= 1
 
 
 def test_the_state_stays_small() -> None:

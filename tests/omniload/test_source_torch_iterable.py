@@ -137,6 +137,13 @@ class Broken(Stateful):
         raise KeyError("next")
 
 
+class Silent(Stateful):
+    """Its base class has the methods of a state, and it has none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
 class Drifting(Plain):
     """Other rows in every iteration, without being told to."""
 
@@ -391,6 +398,13 @@ def test_a_state_that_leads_elsewhere_is_not_used(make: type[Stateful], followin
     stream.close()
     assert blocks(stream, 0, following, 2) == whole_blocks(following, 2)
     assert dataset.restored == 1, "it was not tried once and then left alone"
+
+
+def test_a_state_that_cannot_be_had_is_done_without() -> None:
+    dataset = Silent(4 * BLOCK_ROWS)
+    stream = Stream(dataset, kept_bytes=0)
+    assert blocks(stream, 0, 3, 1) == whole_blocks(3, 1)
+    assert dataset.restored == 0
 
 
 # What cannot be

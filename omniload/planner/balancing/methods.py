@@ -12,6 +12,7 @@ import numpy as np
 
 from omniload.planner.balancing.bucketed import by_length
 from omniload.planner.balancing.caps import check_possible, hold_caps
+from omniload.planner.balancing.dealing import dealt
 from omniload.planner.balancing.items import Infeasible, Items, lane_sums
 from omniload.planner.balancing.kk import largest_differencing
 from omniload.planner.balancing.lpt import heaviest_first
@@ -40,7 +41,7 @@ def lpt(items: Items) -> np.ndarray:
     check_possible(items)
     weight = backbone_weight(items.cost)
     lane = heaviest_first(weight, items.num_lanes, items.per_lane)
-    return refine(items, hold_caps(items, lane), weight[None])
+    return _numbered(weight, refine(items, hold_caps(items, lane), weight[None]), items.num_lanes)
 
 
 def kk(items: Items) -> np.ndarray:
@@ -57,7 +58,8 @@ def kk(items: Items) -> np.ndarray:
     Raises:
         Infeasible: no assignment was found that holds the caps.
     """
-    return min(_both(items, _differenced, lpt), key=lambda lane: _unevenness(items, lane))
+    lane = min(_both(items, _differenced, lpt), key=lambda lane: _unevenness(items, lane))
+    return _numbered(backbone_weight(items.cost), lane, items.num_lanes)
 
 
 def bucketed(items: Items) -> np.ndarray:
@@ -98,7 +100,7 @@ def hybrid(items: Items) -> np.ndarray:
     weight = module_weights(items)
     together = np.maximum((weight // len(weight)).sum(axis=0), 1)
     lane = heaviest_first(together, items.num_lanes, items.per_lane)
-    return refine(items, hold_caps(items, lane), weight)
+    return _numbered(together, refine(items, hold_caps(items, lane), weight), items.num_lanes)
 
 
 def two_level(items: Items, *, num_groups: int = 8) -> np.ndarray:
@@ -171,6 +173,11 @@ def _both(
         return lane, other(items)
     except Infeasible:
         return lane, lane
+
+
+def _numbered(weight: np.ndarray, lane: np.ndarray, num_lanes: int) -> np.ndarray:
+    """The same lanes, numbered so that ranks get equal work."""
+    return dealt(lane_sums(weight[None], lane, num_lanes)[0])[lane]
 
 
 def _unevenness(items: Items, lane: np.ndarray) -> tuple[int, int]:

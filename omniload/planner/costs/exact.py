@@ -40,7 +40,7 @@ def weighted_sum(weights: Sequence[int], values: Sequence[np.ndarray], unit: int
     terms = [(w, v) for w, v, up_to in zip(weights, values, largest, strict=True) if w and up_to]
     if most > LARGEST * unit:
         raise PlanError(
-            f"cost '{what}': a piece costs up to {most // unit}, more than {LARGEST}; cut longer pieces (seq_len)"
+            f"cost '{what}': a piece costs up to {-(-most // unit)}, more than {LARGEST}; cut longer pieces (seq_len)"
             " or scale the costs down"
         )
     whole, rest = np.zeros(size, np.int64), np.zeros(size, np.int64)

@@ -12,7 +12,7 @@ from omniload.planner.packing.concatenate import concatenate
 from omniload.planner.packing.decreasing import best_fit_decreasing, first_fit_decreasing
 from omniload.planner.packing.delay import DelayReport, default_thresholds, delay_report, held_back
 from omniload.planner.packing.parts import Packing
-from omniload.planner.packing.workload import workload
+from omniload.planner.packing.workload import workload, workload_by_rank
 
 __all__ = [
     "MAX_WAIT_STEPS",
@@ -26,4 +26,5 @@ __all__ = [
     "first_fit_decreasing",
     "held_back",
     "workload",
+    "workload_by_rank",
 ]

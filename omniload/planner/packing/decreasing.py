@@ -14,23 +14,31 @@ from omniload.kernels import KERNELS
 from omniload.planner.packing.first_fit import first_fit
 
 
-def first_fit_decreasing(length: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def first_fit_decreasing(
+    length: np.ndarray, capacity: int, *, urgent: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Put every piece, longest first, into the first pack that still holds it.
 
     Args:
         length: ``integer[n]`` tokens per piece, each in 1..capacity.
         capacity: tokens per pack.
+        urgent: ``bool[n]``: pieces that come before all others, as in `best_fit_decreasing`.
 
     Returns:
         As `best_fit_decreasing`.
     """
-    order = _descending(length)
+    order = _urgent_first(_descending(length), urgent)
     _, pack, _ = first_fit(length[order].astype(np.int64), capacity, np.zeros(len(length), bool))
     return order, pack
 
 
 def best_fit_decreasing(
-    length: np.ndarray, capacity: int, patches: np.ndarray | None = None, patch_capacity: int = 0
+    length: np.ndarray,
+    capacity: int,
+    patches: np.ndarray | None = None,
+    patch_capacity: int = 0,
+    *,
+    urgent: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Put every piece, longest first, into the fullest pack that still holds it.
 
@@ -42,6 +50,8 @@ def best_fit_decreasing(
         capacity: tokens per pack, below 2³¹.
         patches: ``integer[n]`` patches per piece, each in 0..patch_capacity; None if there are none.
         patch_capacity: patches per pack, below 2³¹.
+        urgent: ``bool[n]``: pieces that come before all others, longest first among themselves. A small piece that has
+            to go with this step then lies in a pack that fills up, and not in one that is opened for it at the end.
 
     Returns:
         ``order``, ``int64[n]``: the pieces as placed, longest first, ties in the order given; and
@@ -50,10 +60,10 @@ def best_fit_decreasing(
     assert length.max(initial=0) <= capacity, "or it would fit nowhere"
     assert max(capacity, patch_capacity) < 2**31, "or a room and the number of its pack do not fit 64 bits"
     if patches is None or not patches.any():
-        order, images = _descending(length), None
+        order, images = _urgent_first(_descending(length), urgent), None
     else:
         share = np.maximum(length.astype(np.int64) * patch_capacity, patches.astype(np.int64) * capacity)
-        order = np.argsort(-share, kind="stable")
+        order = _urgent_first(np.argsort(-share, kind="stable"), urgent)
         images = patches[order].astype(np.int64)
     tokens, pack = length[order].astype(np.int64), np.empty(len(length), np.int64)
     if KERNELS is not None:
@@ -86,6 +96,13 @@ def best_fit_in_python(
         entry -= tokens << 32
         if entry >> 32:
             insort(open_packs, entry)
+
+
+def _urgent_first(order: np.ndarray, urgent: np.ndarray | None) -> np.ndarray:
+    if urgent is None or not urgent.any():
+        return order
+    comes_first = urgent[order]
+    return np.concatenate([order[comes_first], order[~comes_first]])
 
 
 def _descending(length: np.ndarray) -> np.ndarray:

@@ -14,6 +14,8 @@ from omniload.kernels import KERNELS
 from omniload.planner.packing.even_out import even_out
 from omniload.planner.packing.parts import Packing
 
+MOST_GROUPS = 16
+"""Groups of lanes that are evened out among each other first."""
 _MOST_ASIDE = 8
 """Times that packs are put aside, per document and pack."""
 
@@ -58,6 +60,70 @@ def workload(
     by_pack = np.argsort(pack, kind="stable")
     piece = placed[by_pack]
     return Packing(piece=piece, start=np.zeros_like(piece), length=length[piece], pack=pack[by_pack])
+
+
+def workload_by_rank(
+    length: np.ndarray,
+    cost: np.ndarray,
+    *,
+    num_packs: int,
+    capacity: int,
+    carried: np.ndarray,
+    patches: np.ndarray | None = None,
+    patch_capacity: int = 0,
+) -> Packing:
+    """As `workload`, into packs that are lanes, of which rank r of n runs those that are r modulo n.
+
+    Where a document costs more than a lane should, the lanes of its rank cost too much together if all other lanes cost
+    the same. So documents are halved evenly, then each half, and so on, to at most `MOST_GROUPS` groups of lanes, those
+    of equal remainder, and evened out inside of these. That makes ranks even if their number divides that of the
+    groups. Factors of the number of lanes other than two come after it, and their parts are made alike.
+    """
+
+    def inside(documents: np.ndarray, into: int, lanes_of_pack: int) -> Packing:
+        return workload(
+            length[documents],
+            cost[documents],
+            num_packs=into,
+            capacity=capacity * lanes_of_pack,
+            carried=carried[documents],
+            patches=None if patches is None else patches[documents],
+            patch_capacity=patch_capacity * lanes_of_pack,
+        )
+
+    def placed(documents: np.ndarray, lanes: int, groups: int) -> tuple[np.ndarray, np.ndarray]:
+        """Documents, and the lane of each, from 0."""
+        factor = next(factor for factor in range(2, lanes + 2) if lanes % factor == 0 or factor > lanes)
+        if groups * factor > MOST_GROUPS or factor >= lanes:
+            packing = inside(documents, lanes, 1)
+            return documents[packing.piece], packing.pack
+        split = inside(documents, factor, lanes // factor)
+        members = [documents[split.piece[split.pack == part]] for part in range(factor)]
+        if sum(map(len, members)) < lanes:
+            packing = inside(documents, lanes, 1)
+            return documents[packing.piece], packing.pack
+        _fill_up(members, cost, lanes // factor)
+        parts = [placed(member, lanes // factor, groups * factor) for member in members]
+        return (
+            np.concatenate([part for part, _ in parts]),
+            np.concatenate([lane * factor + number for number, (_, lane) in enumerate(parts)]),
+        )
+
+    piece, lane = placed(np.arange(len(length)), num_packs, 1)
+    by_lane = np.argsort(lane, kind="stable")
+    piece = piece[by_lane]
+    return Packing(piece=piece, start=np.zeros_like(piece), length=length[piece], pack=lane[by_lane])
+
+
+def _fill_up(members: list[np.ndarray], cost: np.ndarray, least: int) -> None:
+    """Let every part have so many documents, of the cheapest that others can spare; together they have enough."""
+    for part in range(len(members)):
+        while (lacking := least - len(members[part])) > 0:
+            donor = max(range(len(members)), key=lambda other: len(members[other]))
+            spared = min(lacking, len(members[donor]) - least)
+            falling = members[donor][np.argsort(-cost[members[donor]], kind="stable")]
+            members[donor] = falling[: len(falling) - spared]
+            members[part] = np.concatenate([members[part], falling[len(falling) - spared :]])
 
 
 def place(load: np.ndarray, cost: np.ndarray, num_packs: int, cap: np.ndarray) -> np.ndarray:

@@ -13,8 +13,8 @@ from typing import Self
 
 import numpy as np
 
-from omniload.dry_run import DryRun
-from omniload.evenness import Evenness, least_unevenness, piece_costs, ways_to_balance
+from omniload.forecasting.dry_run import DryRun
+from omniload.forecasting.evenness import Evenness, least_unevenness, piece_costs, ways_to_balance
 from omniload.mixture import Mixture
 from omniload.placing import ClientPlaceTree
 from omniload.planner import StreamState

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from omniload.epoch_size import EpochSize
+from omniload.forecasting.epoch_size import EpochSize
 from omniload.loader import SourceLoader, open_loader
 from omniload.mixture import Mixture
 from omniload.pieces import Cursor, SampleChunk
