@@ -239,11 +239,12 @@ class Control:
             The decision, as it is in the log.
 
         Raises:
-            DecisionError: one is unknown, no integer or negative; or the step is not open.
+            DecisionError: one is unknown, no integer or negative; the step is not open; or ``caps.cost`` is in the
+                unit of the mixture's cost model.
         """
         with self._log.lock:
             decision = SetCoefficients(step=self._step(at_step), coefficients=coefficients)
-            self._log.add([decision])
+            self._add([decision])
             return decision
 
     def replay(self, decisions: Iterable[Decision | Mapping[str, Any]]) -> None:
@@ -255,7 +256,15 @@ class Control:
         Raises:
             DecisionError: one is not valid, or its step not open.
         """
-        self._log.add([from_json(one) if isinstance(one, Mapping) else one for one in decisions])
+        self._add([from_json(one) if isinstance(one, Mapping) else one for one in decisions])
+
+    def _add(self, decisions: list[Decision]) -> None:
+        if self._mixture.caps.cost is not None and any(isinstance(one, SetCoefficients) for one in decisions):
+            raise DecisionError(
+                "coefficients: costs would be in another unit than caps.cost of the mixture; bound lanes by caps.tokens"
+                " instead"
+            )
+        self._log.add(decisions)
 
     def _step(self, at_step: int | None) -> int:
         if at_step is not None:

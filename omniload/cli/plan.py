@@ -74,7 +74,8 @@ def _show(forecast: Forecast, title: str, tree: ClientPlaceTree, modules: tuple[
     if forecast.num_steps:
         console.print(_ways(forecast, tree, modules))
     console.print(
-        f"{forecast.num_steps:,} steps, {forecast.tokens:,} tokens, {forecast.padding:.3%} padding;"
+        f"{forecast.num_steps:,} steps, {forecast.tokens:,} tokens, {forecast.padding:.3%} padding; a token waits"
+        f" {forecast.mean_token_delay:.2f} steps on average, a document up to {forecast.longest_delay};"
         f" the largest document alone makes it {forecast.bound:.4f} over ranks at least"
     )
     for remark in forecast.remarks:

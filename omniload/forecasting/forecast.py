@@ -18,6 +18,7 @@ from omniload.forecasting.evenness import Evenness, least_unevenness, piece_cost
 from omniload.mixture import Mixture
 from omniload.placing import ClientPlaceTree
 from omniload.planner import StreamState
+from omniload.planner.packing import delay_report
 from omniload.planner.rules import StepRules
 from omniload.planner.state import scheduled_weights
 
@@ -69,6 +70,10 @@ class Forecast:
     bound: float
     """The least that the imbalance over ranks can be on average, as no document is cut in balancing: the cost of the
     largest one by what a rank has to do on average, or 1."""
+    mean_token_delay: float
+    """Steps that a token waited on average, from being drawn to being served."""
+    longest_delay: int
+    """Steps that the last document waited."""
     remarks: tuple[str, ...]
     """What in the mixture will not come out as it is declared."""
 
@@ -97,12 +102,15 @@ class Forecast:
         bounds: list[float] = []
         declared = np.zeros(len(mixture.names))
         ran_out: dict[int, int] = {}
-        tokens = places = 0
+        tokens = places = waited = longest = 0
         stream = before
         for plan in itertools.islice(run.plans(), steps):
             weights = np.array(scheduled_weights(mixture, stream.sources, plan.step))
             declared += weights / weights.sum()
             tokens += int(plan.pieces["length"].sum(dtype=np.int64))
+            delay = delay_report(plan.pieces["length"], plan.pieces["born"], step=plan.step)
+            waited += round(delay.mean_token_delay * int(plan.pieces["length"].sum(dtype=np.int64)))
+            longest = max(longest, delay.max_delay)
             places += _places(plan.offsets, plan.lane_offsets, plan.pieces["length"], mixture)
             for name, costs in ways_to_balance(plan, rules).items():
                 evenness.setdefault(name, []).append(Evenness.of_step(costs, tree))
@@ -121,6 +129,8 @@ class Forecast:
             sources=sources,
             ways={name: Evenness.of_steps(of) for name, of in evenness.items()},
             bound=fmean(bounds) if bounds else 1.0,
+            mean_token_delay=waited / tokens if tokens else 0.0,
+            longest_delay=longest,
             remarks=_remarks(mixture, sources, before.step, mixture.steps or before.step + steps, run.state),
         )
 

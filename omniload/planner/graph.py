@@ -175,7 +175,7 @@ class DGraph:
 
         Args:
             model: a cost model, the name of one, or a function ``(length, patches, frames) -> int64[n]`` or
-                ``int64[modules, n]``; the mixture's by default.
+                ``int64[modules, n]``; by default the mixture's, or measured coefficients where those are decided on.
         """
         self._model = self.rules.cost if model is None else cost_model(model)
         return self
@@ -215,7 +215,7 @@ class DGraph:
         self._packs, self._lanes = packs, packs.ranked if packs.lane_offsets is not None else None
         return self
 
-    def balance(self, method: str | Balancer | None = None) -> Self:
+    def balance(self, method: str | Balancer | None = None, *, levels: int | None = None) -> Self:
         """Give packs to lanes, so that lanes cost as much as each other and no cap is exceeded.
 
         Does nothing where packing has decided the lanes.
@@ -223,6 +223,7 @@ class DGraph:
         Args:
             method: one of `omniload.planner.balancing.METHODS`, or a function of `Items` that says the lane of each;
                 the mixture's by default.
+            levels: of ``two_level``, groups of neighbouring packs that are balanced by themselves before the whole.
 
         Raises:
             PlanError: no choice of packs fits the caps, or the function's answer breaks the rules.
@@ -231,7 +232,7 @@ class DGraph:
         if packs.lane_offsets is not None:
             self._check_caps(packs, packs.lane_offsets)
             return self
-        name, balancer = balancer_of(self.rules.balance if method is None else method)
+        name, balancer = balancer_of(self.rules.balance if method is None else method, levels)
         cost = self.pack_costs()
         self._lanes = choose_and_balance(
             packs, cost, self._loads(packs, cost), self.rules, balancer, f"step {self.step}: balance '{name}'"

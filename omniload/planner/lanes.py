@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from omniload.errors import PlanError
 from omniload.planner.arrange import Packs
-from omniload.planner.balancing import METHODS, Infeasible, Items, lane_sums
+from omniload.planner.balancing import METHODS, Infeasible, Items, lane_sums, two_level
 from omniload.planner.rules import StepRules
 from omniload.suggest import suggest
 
@@ -17,12 +18,20 @@ Balancer: TypeAlias = Callable[[Items], np.ndarray]
 """Says the lane of each pack, ``int64[n]``."""
 
 
-def balancer_of(method: str | Balancer) -> tuple[str, Balancer]:
+def balancer_of(method: str | Balancer, levels: int | None = None) -> tuple[str, Balancer]:
     """A method of balancing by its name, or the user's own.
 
+    Args:
+        method: which.
+        levels: groups that ``two_level`` balances by themselves.
+
     Raises:
-        PlanError: there is none of that name.
+        PlanError: there is none of that name, or it has no levels.
     """
+    if levels is not None:
+        if method != "two_level" or levels < 1:
+            raise PlanError(f"balance: levels: {levels} groups, from 1 on, are of 'two_level'; remove it")
+        return method, functools.partial(two_level, num_groups=levels)
     if callable(method):
         return getattr(method, "__name__", "a function"), method
     if method not in METHODS:
@@ -47,7 +56,7 @@ def choose_and_balance(
         ``int64[num_packs]``: the packs in the order of their lanes.
 
     Raises:
-        PlanError: no choice of packs fits the caps, or the balancer's answer breaks a rule.
+        PlanError: no choice of packs fits the caps, or the balancer finds no lanes or breaks a rule.
     """
     num_packs, tokens = rules.num_packs, packs.tokens()
     chosen, spare = packs.ranked[:num_packs], packs.ranked[num_packs:].tolist()
@@ -63,7 +72,9 @@ def choose_and_balance(
         try:
             lane = _checked(balancer(items), items, where, rules.cap_names)
         except Infeasible as error:
-            over = 0 if error.cap is None else error.cap
+            over = error.cap
+            if over is None:
+                raise PlanError(f"{where}: {error}") from None
             # A pack that weighs much on that cap makes room for one that weighs less.
             for given_up in _heaviest(items.load[over], int(rules.cap_values[over])):
                 lighter = (i for i, one in enumerate(spare) if load[over][one] < items.load[over][given_up])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,3 +26,13 @@ def reader_of(thing: Any, make: Callable[[Any], R]) -> R:
         if reader is None:
             reader = _readers[id(thing)] = make(thing)
         return reader
+
+
+def _begin_anew() -> None:
+    """Forget the readers: a thread that held the lock of one when its process forked is not there in the new one."""
+    global _lock  # it may be held, too
+    _lock = threading.Lock()
+    _readers.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

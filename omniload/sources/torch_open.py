@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from omniload.errors import MixtureError
@@ -44,7 +44,7 @@ def open_dataset(name: str, dataset: str | Given, args: Mapping[str, Any]) -> So
         )
     by_index = hasattr(made, "__getitem__") and hasattr(made, "__len__")
     in_sequence = isinstance(made, IterableDataset) or not by_index
-    if in_sequence and hasattr(made, "__iter__"):
+    if in_sequence and hasattr(made, "__iter__") and not isinstance(made, Set):  # which has no order
         from omniload.sources.torch_iterable import IterableSource
         from omniload.sources.torch_stream import Stream
 

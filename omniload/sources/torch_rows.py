@@ -78,7 +78,7 @@ def _fold(value: Any, digest: xxhash.xxh3_64) -> int:
 
 def _numbers(values: Sequence[Any]) -> np.ndarray | None:
     """A list of numbers as an array, which is hashed at once; None for a list of other things."""
-    if not values or not isinstance(values[0], int | float):
+    if not values or not isinstance(values[0], int | float | np.number | np.bool_):
         return None
     try:
         array = np.array(values)
@@ -92,7 +92,7 @@ def _bytes_of(value: Any) -> bytes:
         return value.encode(errors="surrogatepass")
     if isinstance(value, bytes | bytearray):
         return bytes(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype.str} {value.shape} ".encode() + value.tobytes()
     if isinstance(value, BadRow):
         return value.reason.encode(errors="surrogatepass")

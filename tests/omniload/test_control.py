@@ -267,6 +267,17 @@ def test_wrong_weights_are_refused_in_one_line_and_nothing_is_decided(
         assert loader.control.log == ()
 
 
+def test_coefficients_are_refused_where_a_cap_is_in_the_unit_of_the_costs_they_replace(
+    tmp_path: Path,
+) -> None:
+    loader = loader_of(hard_mixture(tmp_path, caps={"cost": 10**12}))
+    with pytest.raises(DecisionError, match=r"another unit than caps\.cost"):
+        loader.control.set_cost_coefficients({"tokens": 1})
+    with pytest.raises(DecisionError, match=r"another unit than caps\.cost"):
+        loader.control.replay([{"step": 3, "kind": "coefficients", "coefficients": {"tokens": 1}}])
+    assert loader.control.log == ()
+
+
 def test_a_replay_is_taken_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     with loader_of(hard_mixture(tmp_path)) as loader:
         next(iter(loader))

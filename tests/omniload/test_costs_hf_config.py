@@ -138,6 +138,9 @@ def test_encoders_are_read_under_all_their_names() -> None:
     ("config", "message"),
     [
         ({"kv_lora_rank": 512}, "decoder: kv_lora_rank: FLOPs of latent attention are not counted"),
+        ({"linear_num_key_heads": 16}, "linear_num_key_heads: FLOPs of linear attention are not counted"),
+        ({"ssm_state_size": 128}, "ssm_state_size: FLOPs of state-space layers are not counted"),
+        ({"block_configs": [{}]}, "block_configs: FLOPs of layers of unlike sizes are not counted"),
         ({"layer_types": ["linear_attention"] * 6}, "layer_types: FLOPs of linear_attention are not counted"),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, num_hidden_layers 6"),
         ({"hidden_size": None}, "decoder: 'hidden_size' is missing; give it as"),

@@ -246,7 +246,7 @@ def test_what_is_no_dataset_is_refused_in_one_line(dataset: str, message: str) -
 @pytest.mark.parametrize("make", [Held, HeldTogether])
 def test_rows_may_be_changed_without_changing_what_the_dataset_holds(make: type[Held], kind: str) -> None:
     dataset = make(kind)
-    block = DatasetSource("s", dataset).read_block(0, 0)
+    block: Any = DatasetSource("s", dataset).read_block(0, 0)
     before = [list(row["input_ids"]) for row in block.rows(np.arange(5))]
     for row in block.rows(np.arange(5)):
         row["input_ids"][0] = 0
@@ -261,7 +261,7 @@ def test_samples_taken_together_are_one_for_each_index(dataset: str, given: str)
 
 def test_what_has_a_length_but_no_access_by_index_is_read_in_sequence() -> None:
     source = open_source("a", SourceSpec(dataset=f"{__name__}:Sized", weight=1))
-    rows = source.read_block(0, 0).rows(np.arange(3))
+    rows: list[Any] = source.read_block(0, 0).rows(np.arange(3))
     assert [row["input_ids"] for row in rows] == [[1, 2], [3, 4], [5, 6]]
 
 

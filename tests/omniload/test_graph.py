@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omniload.errors import MixtureError, PlanError
 from omniload.mixture import Mixture
 from omniload.pieces import PIECE
-from omniload.planner.balancing import METHODS
+from omniload.planner.balancing import METHODS, Infeasible, Items
 from omniload.planner.checks import check_plan
 from omniload.planner.graph import DGraph, NotEnough
 from omniload.planner.plan import Placement, Plan
@@ -245,6 +245,15 @@ def test_a_balance_function_that_breaks_a_rule_is_named(answer: np.ndarray, mess
         graph.balance(mine)
 
 
+def test_a_balance_function_may_say_that_it_finds_no_lanes() -> None:
+    def gives_up(_: Items) -> np.ndarray:
+        raise Infeasible("too few of a kind", cap=None, needed=3, bound=2)
+
+    graph = graph_of(mixture(), pieces([8] * 40)).mix().pack()
+    with pytest.raises(PlanError, match="step 5: balance 'gives_up': too few of a kind"):
+        graph.balance(gives_up)
+
+
 def test_a_pack_function_says_which_pack_each_candidate_goes_to_and_which_wait() -> None:
     def in_pairs(lengths: np.ndarray, capacity: int) -> np.ndarray:
         assert capacity == SEQ_LEN
@@ -390,3 +399,11 @@ def test_a_strategy_is_found_by_its_name() -> None:
             load_strategy(name)
     with pytest.raises(MixtureError, match=r"strategy: omniload\.errors:__doc__ is not a function"):
         load_strategy("omniload.errors:__doc__")
+
+
+def test_two_levels_are_given_by_a_strategy() -> None:
+    graph = graph_of(mixture(packs=12, lanes=6), pieces([16] * 20)).mix().pack()
+    assert graph.balance("two_level", levels=3).plan().num_lanes == 6
+    for method, levels in [("lpt", 3), ("two_level", 0)]:
+        with pytest.raises(PlanError, match="are of 'two_level'; remove it"):
+            graph.balance(method, levels=levels)

@@ -16,6 +16,23 @@ from omniload.runtime.inline import InlineRuntime, Step
 from tests.omniload.mixtures import LANES, SEQ_LEN, hard_mixture, token_rows, write_parquet
 
 STEPS = 300
+WAYS: dict[str, dict[str, Any]] = {
+    "as by default": {},
+    "cut": {"packing": "concatenate", "packs": 2 * LANES, "balance": "kk"},
+    "uneven lanes, delayed": {
+        "packing": "workload",
+        "packs": 2 * LANES,
+        "delay": {"thresholds": [48], "max_steps": 3},
+        "caps": {"tokens": 3 * SEQ_LEN},
+    },
+    "by tokens, in two levels": {
+        "packing": "first_fit",
+        "packs": 2 * LANES,
+        "cost": "tokens",
+        "balance": "two_level",
+    },
+}
+any_way = pytest.mark.parametrize("way", WAYS)
 
 
 def plans_of(mixture: Mixture, chaos: Chaos | None, steps: int = STEPS) -> tuple[list[Plan], int]:
@@ -61,8 +78,9 @@ def assert_same_lane(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_plans_do_not_depend_on_timing_buffers_evictions_or_loaders(tmp_path: Path) -> None:
-    mixture = Mixture.load(hard_mixture(tmp_path))
+@any_way
+def test_plans_do_not_depend_on_timing_buffers_evictions_or_loaders(tmp_path: Path, way: str) -> None:
+    mixture = Mixture.load(hard_mixture(tmp_path, **WAYS[way]))
     quiet, _ = plans_of(mixture, None)
     assert len(quiet) == STEPS
     refused = 0
@@ -77,8 +95,9 @@ def test_plans_do_not_depend_on_timing_buffers_evictions_or_loaders(tmp_path: Pa
     assert len(carried) > STEPS / 2, "hardly a step had carried pieces"
 
 
-def test_payload_survives_evictions_byte_for_byte(tmp_path: Path) -> None:
-    mixture = hard_mixture(tmp_path, steps=25)
+@any_way
+def test_payload_survives_evictions_byte_for_byte(tmp_path: Path, way: str) -> None:
+    mixture = hard_mixture(tmp_path, steps=25, **WAYS[way])
     quiet = lanes_of(DataLoader(mixture))
     chaos = Chaos(seed=5, evict_probability=0.5, max_delay_s=0.0005)
     chaotic = lanes_of(DataLoader(mixture, chaos=chaos, buffer_bytes=2**13))
@@ -87,9 +106,10 @@ def test_payload_survives_evictions_byte_for_byte(tmp_path: Path) -> None:
         assert_same_lane(lane, chaotic[key])
 
 
+@any_way
 @pytest.mark.parametrize("dp_size", [2, 3, 4, 6, 12])
-def test_any_number_of_ranks_share_the_same_global_steps(tmp_path: Path, dp_size: int) -> None:
-    mixture = hard_mixture(tmp_path, steps=6)
+def test_any_number_of_ranks_share_the_same_global_steps(tmp_path: Path, dp_size: int, way: str) -> None:
+    mixture = hard_mixture(tmp_path, steps=6, **WAYS[way])
     whole = lanes_of(DataLoader(mixture))
     assert len(whole) == 6 * LANES
     shared: dict[tuple[int, int], dict[str, Any]] = {}
@@ -103,9 +123,10 @@ def test_any_number_of_ranks_share_the_same_global_steps(tmp_path: Path, dp_size
         assert_same_lane(lane, shared[key])
 
 
-def test_resume_at_every_step_on_any_number_of_ranks_is_exact(tmp_path: Path) -> None:
+@any_way
+def test_resume_at_every_step_on_any_number_of_ranks_is_exact(tmp_path: Path, way: str) -> None:
     steps = 24
-    mixture = hard_mixture(tmp_path, steps=steps)
+    mixture = hard_mixture(tmp_path, steps=steps, **WAYS[way])
     names = Mixture.load(mixture).names
     states, hashes, plans, lanes = [], [], [], {}
     with DataLoader(mixture) as loader:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import multiprocessing
+import os
+import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,11 @@ from torch.utils.data import Dataset
 
 from omniload import Chaos, DataLoader
 from omniload.errors import MixtureError, StateError
+from omniload.given import Given
 from omniload.mixture import Mixture
 from omniload.mixture_schema import json_schema
+from omniload.sources.torch_open import open_dataset
+from omniload.sources.torch_stream import BLOCK_ROWS
 from tests.omniload.test_dropin_source import Documents
 from tests.omniload.test_source_torch_iterable import FAT, ROWS, Epochs, Plain, Stateful
 
@@ -130,6 +137,42 @@ def test_loaders_that_share_an_object_do_not_disturb_each_other(kind: type, keys
     assert seen == ahead == expected
 
 
+class Halting(Plain):
+    """Comes to a halt in the process that made it, until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__(BLOCK_ROWS)
+        self.process = os.getpid()
+        self.halted, self.go_on = threading.Event(), threading.Event()
+
+    def rows(self, start: int = 0) -> Iterator[Any]:
+        if os.getpid() == self.process:
+            self.halted.set()
+            assert self.go_on.wait(60)
+        return super().rows(start)
+
+
+def read_all(dataset: Any) -> None:
+    assert open_dataset("a", Given(dataset), {}).read_block(0, 0).num_rows == BLOCK_ROWS
+
+
+def test_a_forked_process_reads_what_a_thread_of_its_parent_is_reading() -> None:
+    """The lock that the thread holds is never let go of there."""
+    dataset = Halting()
+    thread = threading.Thread(target=read_all, args=(dataset,))
+    thread.start()
+    assert dataset.halted.wait(60)
+    forked = multiprocessing.get_context("fork").Process(target=read_all, args=(dataset,))
+    forked.start()
+    forked.join(60)
+    dataset.go_on.set()
+    thread.join(60)
+    hangs = forked.is_alive()
+    forked.kill()
+    assert not hangs
+    assert forked.exitcode == 0
+
+
 def test_an_object_is_kept_only_as_long_as_it_is_used() -> None:
     dataset: Dataset[Any] = Stateful(ROWS)
     gone = weakref.ref(dataset)
@@ -158,7 +201,9 @@ def test_args_are_of_a_function() -> None:
         DataLoader(mixture)
 
 
-@pytest.mark.parametrize("thing", [object(), Plain, Documents, len, iter([[1]]), (i for i in range(3))])
+@pytest.mark.parametrize(
+    "thing", [object(), Plain, Documents, len, {"a"}, iter([[1]]), (i for i in range(3))]
+)
 def test_what_is_no_dataset_is_refused_in_one_line(thing: Any) -> None:
     with pytest.raises(
         MixtureError, match=r"source 'a': .* (is no dataset; give|can be gone through only once)"

@@ -516,6 +516,14 @@ def test_a_digest_tells_arrays_from_others(other: dict[str, Any]) -> None:
     assert digest_of([row, other])[0] == digest_of([copy_of(row), copy_of(other)])[0]
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float32, np.bool_])
+def test_a_digest_tells_numbers_of_numpy_apart(kind: Any) -> None:
+    """As ``list(array)`` and ``array.argmax()`` give them."""
+    rows: list[Any] = [{"x": kind(0)}, {"x": kind(1)}, {"x": [kind(0), kind(1)]}, {"x": [kind(0), kind(0)]}]
+    assert len({digest_of([row])[0] for row in rows}) == len(rows)
+    assert len({digest_of([{"x": ["a", *row["x"]]}])[0] for row in rows[2:]}) == 2
+
+
 def test_a_copy_may_be_changed() -> None:
     row = {"a": [1, 2], "b": {"c": np.arange(3)}, "d": [{"e": 1}, {"f": [2]}], "g": [np.arange(2)]}
     before = json.dumps(row, default=np.ndarray.tolist)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+_ALIKE = 256
 _FEW_GROUPS = 32
 """Up to this many groups, a loop over each of them is faster than one over all at once."""
 
@@ -16,7 +17,7 @@ def dealt(weight: np.ndarray) -> np.ndarray:
 
     The lanes are halved, then each half, and so on: neighbours by weight are parted, those that differ most first, each
     time the heavier to the half that is lighter so far. Factors of their number other than two come last, and are dealt
-    with alike.
+    with alike. Lanes that differ by less than one part in `_ALIKE` keep their numbers.
 
     Args:
         weight: ``int64[lanes]``, the sum below 2⁶².
@@ -25,6 +26,8 @@ def dealt(weight: np.ndarray) -> np.ndarray:
         ``int64[lanes]``: the new number of each lane.
     """
     num_lanes = len(weight)
+    if int(weight.max() - weight.min()) <= int(weight.sum()) // (num_lanes * _ALIKE):
+        return np.arange(num_lanes)
     groups = np.argsort(-weight, kind="stable")[None]  # [groups, lanes], heaviest first
     for factor in _factors(num_lanes):
         heavy = weight[groups].reshape(len(groups), -1, factor)

@@ -177,7 +177,8 @@ def _both(
 
 def _numbered(weight: np.ndarray, lane: np.ndarray, num_lanes: int) -> np.ndarray:
     """The same lanes, numbered so that ranks get equal work."""
-    return dealt(lane_sums(weight[None], lane, num_lanes)[0])[lane]
+    numbered: np.ndarray = dealt(lane_sums(weight[None], lane, num_lanes)[0])[lane]
+    return numbered
 
 
 def _unevenness(items: Items, lane: np.ndarray) -> tuple[int, int]:

@@ -11,7 +11,7 @@ _MOST_ROUNDS = 64
 _FEWEST_ROUNDS = 8
 _MOST_WORK = 2**18
 """Items times rounds, unless that makes fewer than `_FEWEST_ROUNDS`: so the time grows no faster than the items."""
-_EVEN_BITS = 10
+_EVEN_BITS = 8
 """Lanes that are within one part in two to this of what cannot be helped are even."""
 _REACH_OF_MODULES = 4
 """Where several modules count: how many items on either side of the one that suits the heaviest are tried."""
@@ -35,7 +35,8 @@ def refine(items: Items, lane: np.ndarray, weight: np.ndarray, enough: int | Non
         lane: ``int64[n]`` lane of each item, none empty, within the caps.
         weight: ``int64[modules, n]``, the total of each module below 2⁶¹. A lane weighs what it does in the module in
             which it weighs most.
-        enough: weight that is not too heavy; by default what no assignment betters by more than a thousandth.
+        enough: weight that is not too heavy; by default what no assignment betters by more than one part in two to
+            `_EVEN_BITS`.
 
     Returns:
         ``int64[n]`` lane of each item, none empty, within the caps.

@@ -11,7 +11,10 @@ _TWO_MATRICES = {"bloom", "falcon", "gpt_bigcode", "gpt_neox", "nemotron", "opt"
 _THREE_MATRICES = {"pixtral", "qwen2_5_omni_vision_encoder", "qwen2_5_vl", "qwen2_5_vl_vision"}
 _NOT_COUNTED = {
     "kv_lora_rank": "latent attention",
+    "linear_num_key_heads": "linear attention",
     "mamba_d_state": "state-space layers",
+    "ssm_state_size": "state-space layers",
+    "block_configs": "layers of unlike sizes",
     "attention_chunk_size": "attention in chunks",
 }
 
