@@ -21,9 +21,10 @@ and not computed here: a plan is the same for every mesh, and `omniload.placing`
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -33,7 +34,7 @@ from omniload.pieces import UNITS, Encoder
 from omniload.planner.arrange import Packer, Packs, packer
 from omniload.planner.checks import shown
 from omniload.planner.costs import MODULES, CostModel, checked, cost_model
-from omniload.planner.lanes import Balancer, balancer_of, choose_and_balance
+from omniload.planner.lanes import Balancer, CapsUnmet, balancer_of, choose_and_balance
 from omniload.planner.packing import held_back
 from omniload.planner.plan import Placement, Plan
 from omniload.planner.rules import StepRules
@@ -95,6 +96,7 @@ class DGraph:
         self._held = np.zeros(len(carried), bool)
         self._model = rules.cost
         self._packs: Packs | None = None
+        self._method: str | Packer | None = None  # of packing
         self._lanes: np.ndarray | None = None  # packs in the order of their lanes
         self._placement: dict[str, Placement] = {}
 
@@ -210,7 +212,7 @@ class DGraph:
                     f" {_MOST_STEPS_DRAWN} steps; let fewer of them wait"
                 )
             self._draw_more()
-        packs = packs.of(free)
+        packs, self._method = packs.of(free), method
         self.lineage.append(Edge(name=f"pack {name}", num_in=len(free), num_out=packs.num_packs))
         self._packs, self._lanes = packs, packs.ranked if packs.lane_offsets is not None else None
         return self
@@ -218,7 +220,8 @@ class DGraph:
     def balance(self, method: str | Balancer | None = None, *, levels: int | None = None) -> Self:
         """Give packs to lanes, so that lanes cost as much as each other and no cap is exceeded.
 
-        Does nothing where packing has decided the lanes.
+        Does nothing where packing has decided the lanes, unless they are over a cap. If no choice of packs fits the
+        caps, more samples are drawn, a few times.
 
         Args:
             method: one of `omniload.planner.balancing.METHODS`, or a function of `Items` that says the lane of each;
@@ -226,17 +229,28 @@ class DGraph:
             levels: of ``two_level``, groups of neighbouring packs that are balanced by themselves before the whole.
 
         Raises:
+            NotEnough: the sources have no more, and what is there does not fit the caps.
             PlanError: no choice of packs fits the caps, or the function's answer breaks the rules.
         """
-        packs = self._packed()
-        if packs.lane_offsets is not None:
-            self._check_caps(packs, packs.lane_offsets)
-            return self
         name, balancer = balancer_of(self.rules.balance if method is None else method, levels)
-        cost = self.pack_costs()
-        self._lanes = choose_and_balance(
-            packs, cost, self._loads(packs, cost), self.rules, balancer, f"step {self.step}: balance '{name}'"
-        )
+        for redrawn in itertools.count():
+            packs = self._packed()
+            if packs.lane_offsets is not None:
+                if self._caps_hold(packs, packs.lane_offsets):
+                    return self
+                packs = self._packs = replace(packs, lane_offsets=None)
+            cost = self.pack_costs()
+            where = f"step {self.step}: balance '{name}'"
+            try:
+                self._lanes = choose_and_balance(
+                    packs, cost, self._loads(packs, cost), self.rules, balancer, where
+                )
+                break
+            except CapsUnmet:
+                if redrawn == _MOST_REDRAWN:
+                    raise
+            self._draw_more()
+            self.pack(self._method)
         self.lineage.append(Edge(name=f"balance {name}", num_in=packs.num_packs, num_out=self.rules.lanes))
         return self
 
@@ -354,8 +368,12 @@ class DGraph:
                     f" {cap} a lane; raise it, or leave such samples out"
                 )
 
-    def _check_caps(self, packs: Packs, lane_offsets: np.ndarray) -> None:
-        """Refuse lanes over a cap, where packing decided them."""
+    def _caps_hold(self, packs: Packs, lane_offsets: np.ndarray) -> bool:
+        """Whether lanes that packing decided hold the caps.
+
+        Raises:
+            PlanError: they do not, and other lanes cannot be made of the packs.
+        """
         for name, cap, of_pack in zip(
             self.rules.cap_names,
             self.rules.cap_values.tolist(),
@@ -364,10 +382,13 @@ class DGraph:
         ):
             of_lane = np.add.reduceat(of_pack[packs.ranked], lane_offsets[:-1])
             if of_lane.max() > cap:
+                if len(packs.ranked) == self.rules.packs:
+                    return False
                 raise PlanError(
                     f"step {self.step}: lane {of_lane.argmax()} has {of_lane.max()} {name}, over caps.{name} {cap};"
                     " raise it, or make lanes smaller"
                 )
+        return True
 
     def _loads(self, packs: Packs, cost: np.ndarray) -> np.ndarray:
         """``int64[caps, packs]``: what the caps count."""
@@ -382,6 +403,8 @@ class DGraph:
 
 
 _COUNTED = {"tokens": "length", "patches": "patches", "frames": "frames"}
+_MOST_REDRAWN = 4
+"""Times that more is drawn for a choice of packs that fits the caps."""
 _MOST_STEPS_DRAWN = 64
 """A function of the user's that cannot pack a step of so many steps' pieces never will."""
 

@@ -18,6 +18,10 @@ Balancer: TypeAlias = Callable[[Items], np.ndarray]
 """Says the lane of each pack, ``int64[n]``."""
 
 
+class CapsUnmet(PlanError):
+    """No choice of the packs that there are fits the caps; with more of them one might."""
+
+
 def balancer_of(method: str | Balancer, levels: int | None = None) -> tuple[str, Balancer]:
     """A method of balancing by its name, or the user's own.
 
@@ -83,7 +87,7 @@ def choose_and_balance(
                     break
             else:
                 name, cap = rules.cap_names[over], int(rules.cap_values[over])
-                raise PlanError(
+                raise CapsUnmet(
                     f"{where}: caps.{name} {cap} a lane cannot hold {num_packs} packs on {rules.lanes} lanes ({error});"
                     " raise it, or lower packs"
                 ) from None

@@ -117,23 +117,37 @@ def test_caps_hold_in_every_lane_or_are_named(lengths: list[int], data: st.DataO
     patches = data.draw(st.lists(st.integers(0, 8), min_size=len(lengths), max_size=len(lengths)))
     packing = data.draw(st.sampled_from(["best_fit", "first_fit", "workload", "none"]))
     cap = data.draw(st.integers(8, 60))
+    plain_text_follows = data.draw(st.booleans())
     spec = mixture(
         packing=packing, balance=data.draw(st.sampled_from(sorted(METHODS))), caps={"patches": cap}
     )
-    graph = graph_of(spec, pieces(lengths, born=STEP - 1, patches=patches))
+    graph = graph_of(
+        spec, pieces(lengths, born=STEP - 1, patches=patches), [8] * 1000 if plain_text_follows else []
+    )
     try:
         plan = declared(graph)
     except PlanError as error:
         message = str(error)
     except NotEnough:
-        assert sum(lengths) < 6 * SEQ_LEN * 2 or packing == "workload"
+        assert not plain_text_follows, "there is enough that fits"
         return
     else:
         first = plan.offsets[plan.lane_offsets[:-1]]
         assert np.add.reduceat(plan.pieces["patches"].astype(np.int64), first).max() <= cap
         return
     assert f"caps.patches {cap}" in message
-    assert sum(sorted(patches)[-6:]) > cap or packing in ("first_fit", "none"), "a cap that cannot be met"
+    assert packing == "none", "which takes the oldest, whatever they bring"
+
+
+def test_more_is_drawn_where_no_choice_of_packs_fits_the_caps() -> None:
+    heavy = pieces([16] * 8, born=STEP - 1, patches=[8] * 8)
+    spec = mixture(packing="first_fit", caps={"patches": 9})
+    with pytest.raises(NotEnough):
+        declared(graph_of(spec, heavy))
+    graph = graph_of(spec, heavy, [16] * 40)
+    plan = declared(graph)
+    assert np.add.reduceat(plan.pieces["patches"], plan.offsets[plan.lane_offsets[:-1]]).tolist() == [8] * 3
+    assert [edge.name for edge in graph.lineage].count("mix") > 1
 
 
 def test_a_delayed_outlier_waits_for_one_per_lane_and_others_take_its_place() -> None:
