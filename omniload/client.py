@@ -37,6 +37,8 @@ from omniload.origins import origins
 from omniload.pieces import Failure
 from omniload.place import Place
 from omniload.planner import Plan, StreamState
+from omniload.planner.rules import StepRules
+from omniload.planner.strategies import load_strategy
 from omniload.quarantine import Quarantine
 from omniload.runtime.chaos import Chaos
 from omniload.runtime.inline import End, InlineRuntime, Step
@@ -183,6 +185,8 @@ class MixtureLoader(DataLoader[Lane]):
             raise MixtureError(
                 "held_out: is 0, so there is no held-out row to load; set the fraction to hold out"
             )
+        StepRules.of(self._mixture)  # so that a cost or a strategy that is not there is said now
+        load_strategy(self._mixture.strategy)
         self._timeout_s = timeout_s
         self._chaos = chaos
         self._loaders = self._open_loaders(split, buffer_bytes)

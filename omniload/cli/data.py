@@ -21,6 +21,8 @@ from omniload.loader import SourceLoader, open_loader
 from omniload.mixture import Mixture
 from omniload.pieces import Cursor
 from omniload.place import Place
+from omniload.planner.rules import StepRules
+from omniload.planner.strategies import load_strategy
 
 app = typer.Typer(no_args_is_help=True)
 app.command()(index)
@@ -47,6 +49,8 @@ def validate(
     """Check a mixture: the file, its paths, and one row of every source; then print what it holds."""
     spec = Mixture.load(mixture, overrides=overrides)
     Place(dp_size=dp_size).lanes_of(spec)
+    StepRules.of(spec)
+    load_strategy(spec.strategy)
     table = Table("source", "files", "size", "weight", "first sample", title=str(mixture))
     weights = spec.weights_at(0)
     for name, weight in zip(spec.names, weights, strict=True):

@@ -52,6 +52,8 @@ def plan(
     spec = Mixture.load(mixture, overrides=[*overrides, "quarantine=null"])
     tree = ClientPlaceTree.parse(mesh) if mesh is not None else ClientPlaceTree.of({"dp": spec.lanes})
     tree.lanes_of(0, spec.lanes)
+    if picture is not None and picture.suffix != ".svg":
+        raise OmniloadError(f"--picture: {picture} would be SVG; give it a name that ends in .svg")
     if picture is not None and not picture.parent.is_dir():
         raise OmniloadError(f"--picture: there is no folder {picture.parent}; make it, or name another")
     with DryRun(spec) as run, Console(stderr=True).status(f"planning {steps:,} steps"):

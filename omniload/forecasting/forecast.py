@@ -105,7 +105,8 @@ class Forecast:
         tokens = places = waited = longest = 0
         stream = before
         for plan in itertools.islice(run.plans(), steps):
-            weights = np.array(scheduled_weights(mixture, stream.sources, plan.step))
+            # Those of a ramp are integers of more than 64 bits.
+            weights = np.array(scheduled_weights(mixture, stream.sources, plan.step), np.float64)
             declared += weights / weights.sum()
             tokens += int(plan.pieces["length"].sum(dtype=np.int64))
             delay = delay_report(plan.pieces["length"], plan.pieces["born"], step=plan.step)

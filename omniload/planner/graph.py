@@ -31,6 +31,7 @@ import numpy as np
 
 from omniload.errors import PlanError
 from omniload.pieces import UNITS, Encoder
+from omniload.placing.axes import AXES
 from omniload.planner.arrange import Packer, Packs, packer
 from omniload.planner.checks import shown
 from omniload.planner.costs import MODULES, CostModel, checked, cost_model
@@ -200,6 +201,11 @@ class DGraph:
             raise PlanError(
                 f"pack '{name}': lane_tokens fills lanes by 'none' only; give the mixture packs instead"
             )
+        if name in _OF_THEIR_OWN_LENGTH and name != self.rules.packing:
+            raise PlanError(
+                f"pack '{name}': makes rows of other lengths than packing: {self.rules.packing}, which the mixture has;"
+                f" set it to {name}"
+            )
         while True:
             free = np.flatnonzero(~self._held)
             self._check_sizes()
@@ -261,14 +267,23 @@ class DGraph:
             axis: ``dp``, ``world`` or an axis of the mesh.
             group_size: neighbouring ranks on it that share one part.
             module: which; see also `view`.
+
+        Raises:
+            PlanError: there is no such axis or module.
         """
         old = self._placed(module)
+        _check_axes(axis)
         self._placement[module] = Placement(axis=axis, group_size=group_size, broadcast=old.broadcast)
         return self
 
     def broadcast_at(self, *axes: str, module: str = "backbone") -> Self:
-        """Declare axes of the mesh along which only the first rank fetches and the others receive from it."""
+        """Declare axes of the mesh along which only the first rank fetches and the others receive from it.
+
+        Raises:
+            PlanError: there is no such axis or module.
+        """
         old = self._placed(module)
+        _check_axes(*axes)
         self._placement[module] = Placement(axis=old.axis, group_size=old.group_size, broadcast=axes)
         return self
 
@@ -403,6 +418,7 @@ class DGraph:
 
 
 _COUNTED = {"tokens": "length", "patches": "patches", "frames": "frames"}
+_OF_THEIR_OWN_LENGTH = ("workload", "none")
 _MOST_REDRAWN = 4
 """Times that more is drawn for a choice of packs that fits the caps."""
 _MOST_STEPS_DRAWN = 64
@@ -438,3 +454,9 @@ class GraphView:
         """As `DGraph.broadcast_at`, of this encoder."""
         self.graph.broadcast_at(*axes, module=self.module)
         return self
+
+
+def _check_axes(*axes: str) -> None:
+    for axis in axes:
+        if axis not in (*AXES, "world"):
+            raise PlanError(f"placement: there is no axis '{axis}'{suggest(axis, [*AXES, 'world'])}")

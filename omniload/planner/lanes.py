@@ -87,9 +87,10 @@ def choose_and_balance(
                     break
             else:
                 name, cap = rules.cap_names[over], int(rules.cap_values[over])
+                reason = str(error).replace(f"cap {over}", f"caps.{name}")
                 raise CapsUnmet(
-                    f"{where}: caps.{name} {cap} a lane cannot hold {num_packs} packs on {rules.lanes} lanes ({error});"
-                    " raise it, or lower packs"
+                    f"{where}: caps.{name} {cap} a lane cannot hold {num_packs} packs on {rules.lanes} lanes"
+                    f" ({reason}); raise it, or lower packs"
                 ) from None
             chosen = np.concatenate([np.delete(chosen, given_up), [spare.pop(at)]])
         else:

@@ -192,7 +192,9 @@ def test_a_picture_that_cannot_be_written_ends_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, balanced(tmp_path))
-    code, out, err = run(capsys, monkeypatch, path, "--steps", 2, "--picture", tmp_path)
+    folder = tmp_path / "folder.svg"
+    folder.mkdir()
+    code, out, err = run(capsys, monkeypatch, path, "--steps", 2, "--picture", folder)
     assert code == 2
     assert err.count("\n") == 1
     assert "--picture: " in err
@@ -245,3 +247,66 @@ def test_a_truncated_file_ends_in_one_line(
     assert code == 2
     assert err.count("\n") == 1
     assert "a.parquet" in err
+
+
+def test_a_ramp_has_shares_in_a_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ramp = [{"tokens": 20_000_000_000, "ramp": "cosine", "weights": {"a": 1, "b": 3}}]
+    path = written(tmp_path, balanced(tmp_path, schedule=ramp))
+    code, out, _ = run(capsys, monkeypatch, path, "--steps", 4, "--json")
+    assert code == 0
+    shares = [source["declared"] for source in json.loads(out)["sources"]]
+    assert shares == pytest.approx([0.75, 0.25], abs=1e-3)
+
+
+def failing(_: object) -> None:
+    """A strategy with a fault."""
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy=nope:plan", "strategy: nope:plan cannot be imported"),
+        ("cost=nope:cost", "cost: nope:cost cannot be imported"),
+        ("cost={backbone: {hidden_size: 3}}", "num_hidden_layers"),
+    ],
+)
+def test_what_plans_steps_is_validated_with_the_mixture(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    override: str,
+    message: str,
+) -> None:
+    path = written(tmp_path, balanced(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["omniload", "data", "validate", str(path), override])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    with pytest.raises(ValueError, match=message):
+        DataLoader(Mixture.load(path, overrides=[override]))
+
+
+def test_an_error_in_a_strategy_names_it_and_the_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, balanced(tmp_path, strategy=f"{__name__}:failing"))
+    code, _, error = run(capsys, monkeypatch, path, "--steps", 2)
+    assert code == 2
+    assert f"strategy {__name__}:failing: step 0: KeyError: 'no such thing'" in error
+    assert error.strip().count("\n") == 0
+
+
+def test_a_picture_is_asked_for_by_its_ending(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, balanced(tmp_path))
+    code, _, error = run(capsys, monkeypatch, path, "--steps", 2, "--picture", tmp_path / "plan.png")
+    assert code == 2
+    assert "give it a name that ends in .svg" in error
+    assert not (tmp_path / "plan.png").exists()
