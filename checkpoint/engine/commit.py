@@ -7,6 +7,7 @@ manifest; that one call is the commit.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,8 +34,10 @@ from checkpoint.format.payload import entry_name
 from checkpoint.format.tables import encode_table
 from checkpoint.planner import Plan
 from storage import Store
-from storage.errors import AlreadyExists
+from storage.errors import AlreadyExists, StorageError
 from storage.spans import span
+
+_logger = logging.getLogger(__name__)
 
 _VOTE = pa.schema(
     {
@@ -174,7 +177,7 @@ def _create_manifest(store: Store, manifest: Manifest, *, overwrite: bool) -> No
             # Readers of the attempt replaced just now may still be at work; those of the one before had a whole
             # save to finish. Attempts of others are never touched.
             if old.replaces is not None:
-                store.delete_tree(f"data/{old.replaces}")
+                _remove(store, f"data/{old.replaces}")
             return
     try:
         store.create(MANIFEST, encode_manifest(manifest))
@@ -182,6 +185,14 @@ def _create_manifest(store: Store, manifest: Manifest, *, overwrite: bool) -> No
         # Over a network our own success may come back as a loss: the attempt in the manifest tells.
         if read_manifest(store)[0].attempt != manifest.attempt:
             raise already_committed(store) from None
+
+
+def _remove(store: Store, path: str) -> None:
+    """Remove what nobody needs any more; that it stays is no failure of a save that is committed."""
+    try:
+        store.delete_tree(path)
+    except StorageError as error:
+        _logger.warning("%s: left over from a checkpoint that was replaced: %s", path, error)
 
 
 def already_committed(store: Store) -> AlreadyCommitted:

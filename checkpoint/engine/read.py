@@ -7,6 +7,7 @@ there in the same order; otherwise into scratch memory, from where the parts tha
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from checkpoint.boxes import Box, intersect, runs_within, slices_within
+from checkpoint.boxes import Box, flat_boxes, intersect, runs_within, slices_within
 from checkpoint.engine.memory import Bytes, flat_bytes, is_flat
 from checkpoint.format.digest import PIECE_BYTES
 from checkpoint.format.dtypes import DTYPES
@@ -336,7 +337,7 @@ def _copy_out(chunk: _Chunk, memory: Bytes) -> None:
     dtype = chunk.copies[0].view.dtype
     elements = torch.from_numpy(memory).view(dtype)
     first = chunk.begin // dtype.itemsize
-    pieces = list(flat_range_boxes(chunk.box, first, first + elements.numel()))
+    pieces = flat_range_boxes(chunk.box, first, first + elements.numel())
     for copy in chunk.copies:
         for piece in pieces:
             part = intersect(piece, copy.part)
@@ -350,7 +351,7 @@ def _copy_out(chunk: _Chunk, memory: Bytes) -> None:
             copy.view[slices_within(part, copy.part)].copy_(source)
 
 
-def flat_range_boxes(box: Box, begin: int, end: int) -> Iterator[Box]:
+def flat_range_boxes(box: Box, begin: int, end: int) -> list[Box]:
     """Cut a range of the row-major image of a box into boxes, at most ``2 * ndim - 1`` of them.
 
     Args:
@@ -358,32 +359,10 @@ def flat_range_boxes(box: Box, begin: int, end: int) -> Iterator[Box]:
         begin: First element of the range.
         end: One past the last element, at most the box's number of elements.
     """
-    if begin >= end:
-        return
-    if not box.lengths or (begin == 0 and end == box.num_elements):
-        yield box
-        return
-    stride = math.prod(box.lengths[1:])
-    first, last = begin // stride, (end - 1) // stride  # rows that the range touches
-
-    def rows(start: int, stop: int) -> Box:
-        return Box((box.offsets[0] + start, *box.offsets[1:]), (stop - start, *box.lengths[1:]))
-
-    def within(row: int, low: int, high: int) -> Iterator[Box]:
-        for inner in flat_range_boxes(Box(box.offsets[1:], box.lengths[1:]), low, high):
-            yield Box((box.offsets[0] + row, *inner.offsets), (1, *inner.lengths))
-
-    if first == last:
-        yield from within(first, begin - first * stride, end - first * stride)
-        return
-    if begin > first * stride:
-        yield from within(first, begin - first * stride, stride)
-        first += 1
-    whole_end = end // stride
-    if first < whole_end:
-        yield rows(first, whole_end)
-    if end > whole_end * stride:
-        yield from within(whole_end, 0, end - whole_end * stride)
+    return [
+        Box(tuple(map(operator.add, box.offsets, piece.offsets)), piece.lengths)
+        for piece in flat_boxes(box.lengths, begin, end)
+    ]
 
 
 def _check_headers(checkpoint: StoredCheckpoint, file_ids: Sequence[int]) -> None:

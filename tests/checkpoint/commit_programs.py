@@ -267,19 +267,14 @@ def delete_first(turn: Turn) -> Iterator[Result]:
     """Begin to delete a directory: from here on it is incomplete."""
     inside = sorted(path for path, _ in turn.state.files if path.startswith(f"{turn.what}/"))
     yield Result(_without(turn.state, set(inside[:1])), turn.me.verdict)
-    yield Result(turn.state, _unless_clean_up(turn), "fault")
+    yield Result(turn.state, turn.me.verdict, "fault")  # what is left over fails no save
 
 
 def delete_rest(turn: Turn) -> Iterator[Result]:
     """Delete the rest of a directory."""
     inside = {path for path, _ in turn.state.files if path.startswith(f"{turn.what}/")}
     yield Result(_without(turn.state, inside), turn.me.verdict)
-    yield Result(turn.state, _unless_clean_up(turn), "fault")
-
-
-def _unless_clean_up(turn: Turn) -> str:
-    """A save that failed before is reported as that, however its removal goes."""
-    return FAILED if turn.me.verdict == OK else turn.me.verdict
+    yield Result(turn.state, turn.me.verdict, "fault")  # what is left over fails no save
 
 
 def nothing(turn: Turn) -> Iterator[Result]:
