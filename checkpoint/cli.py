@@ -1,33 +1,33 @@
-"""``omniload ckpt``: list, inspect, verify and convert checkpoints."""
+"""``omniload ckpt``: list, inspect, verify, compare, print, convert and clean up checkpoints."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.tree import Tree
 
-from checkpoint.errors import CheckpointError, NotACheckpoint
+from checkpoint.cli_cat import cat
+from checkpoint.cli_common import EXIT_USER_ERROR, PathArgument, progress_bar, size_text, user_errors
+from checkpoint.cli_diff import diff
+from checkpoint.cli_gc import gc
+from checkpoint.errors import NotACheckpoint
 from checkpoint.format.index import TensorRow
 from checkpoint.format.manifest import MANIFEST
 from checkpoint.stored import StoredCheckpoint
 from storage import Store
-from storage.errors import BadRequest, StorageError
+from storage.errors import BadRequest
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="List, inspect, verify and convert checkpoints."
+    no_args_is_help=True,
+    add_completion=False,
+    help="List, inspect, verify, compare, print, convert and clean up checkpoints.",
 )
-
-EXIT_USER_ERROR: Final = 2
 
 _UNITS: Final = {
     "": 1,
@@ -39,8 +39,6 @@ _UNITS: Final = {
     "MI": 2**20,
     "GI": 2**30,
 }
-
-PathArgument = Annotated[str, typer.Argument(help="Directory or URL of a checkpoint.", show_default=False)]
 
 
 class Target(StrEnum):
@@ -63,7 +61,7 @@ def list_checkpoints(
     root: Annotated[str, typer.Argument(help="Directory or URL that holds checkpoints.", show_default=False)],
 ) -> None:
     """List the committed checkpoints in a directory."""
-    with _user_errors():
+    with user_errors():
         store = Store(root)
         found = [store.sub(name) for name in store.list_dirs() if store.exists(f"{name}/{MANIFEST}")]
         if store.exists(MANIFEST):
@@ -80,7 +78,7 @@ def list_checkpoints(
                 manifest.created,
                 str(manifest.writer.get("world_size", "-")),
                 str(len(tables.tensors)),
-                _size(sum(tensor.num_bytes for tensor in tables.tensors)),
+                size_text(sum(tensor.num_bytes for tensor in tables.tensors)),
             )
         Console().print(table)
 
@@ -88,7 +86,7 @@ def list_checkpoints(
 @app.command()
 def inspect(path: PathArgument) -> None:
     """Show what a checkpoint holds: tensors with shape, dtype, layout and size, objects, files."""
-    with _user_errors():
+    with user_errors():
         checkpoint = StoredCheckpoint.open(Store(path))
         manifest, tables = checkpoint.manifest, checkpoint.tables
         console = Console(soft_wrap=True)
@@ -96,7 +94,7 @@ def inspect(path: PathArgument) -> None:
         console.print(
             f"{checkpoint.store.url}\nstep {manifest.step}, created {manifest.created}, attempt {manifest.attempt}\n"
             f"written by {', '.join(f'{key} {value}' for key, value in manifest.writer.items())}\n"
-            f"{len(tables.tensors)} tensors, {_size(num_bytes)} in {len(tables.files)} files",
+            f"{len(tables.tensors)} tensors, {size_text(num_bytes)} in {len(tables.files)} files",
             highlight=False,
             markup=False,
         )
@@ -111,17 +109,17 @@ def verify(path: PathArgument) -> None:
     """Check every byte of a checkpoint against its digests, and its tables against each other."""
     from checkpoint.verify import verify as verify_checkpoint
 
-    with _user_errors():
+    with user_errors():
         checkpoint = StoredCheckpoint.open(Store(path))
         num_bytes = int(checkpoint.tables.boxes.stored_bytes.sum())
-        with _progress("verifying", num_bytes) as advance:
+        with progress_bar("verifying", num_bytes) as advance:
             report = verify_checkpoint(checkpoint, advance)
         for problem in report.problems:
             typer.echo(f"error: {problem}", err=True)
         if report.problems:
             raise typer.Exit(EXIT_USER_ERROR)
         typer.echo(
-            f"{checkpoint.store.url}: {report.num_tensors} tensors, {_size(report.num_bytes)} in "
+            f"{checkpoint.store.url}: {report.num_tensors} tensors, {size_text(report.num_bytes)} in "
             f"{report.num_files} files verified"
         )
 
@@ -143,12 +141,12 @@ def convert(
     from checkpoint.convert import convert_to_hf
 
     assert to is Target.HF
-    with _user_errors():
+    with user_errors():
         max_shard_bytes = _parse_size(max_shard_size)
         checkpoint = StoredCheckpoint.open(Store(source))
         target = Store(destination)
         total = sum(tensor.num_bytes for tensor in checkpoint.tables.tensors if tensor.group == group)
-        with _progress("converting", total) as advance:
+        with progress_bar("converting", total) as advance:
             report = convert_to_hf(
                 checkpoint,
                 target,
@@ -158,29 +156,14 @@ def convert(
                 progress=advance,
             )
         typer.echo(
-            f"{target.url}: {report.num_tensors} tensors, {_size(report.num_bytes)} in "
+            f"{target.url}: {report.num_tensors} tensors, {size_text(report.num_bytes)} in "
             f"{len(report.files)} files written"
         )
 
 
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """One line on stderr and exit code 2 for whatever the user can mend."""
-    try:
-        yield
-    except (CheckpointError, StorageError, BadRequest) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(EXIT_USER_ERROR) from None
-
-
-@contextmanager
-def _progress(what: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task(what, total=num_bytes)
-        yield lambda done: bar.advance(task, done)
+app.command()(diff)
+app.command()(cat)
+app.command()(gc)
 
 
 def _parse_size(text: str) -> int:
@@ -190,22 +173,13 @@ def _parse_size(text: str) -> int:
     return num_bytes
 
 
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.4g} {unit}"
-        size /= 1000
-    return f"{size:.4g} TB"
-
-
 def _group_tree(checkpoint: StoredCheckpoint, group: str) -> Tree:
     """The tensors of one group as a tree of the dotted parts of their keys."""
     tables = checkpoint.tables
     members = [(index, tensor) for index, tensor in enumerate(tables.tensors) if tensor.group == group]
     num_bytes = sum(tensor.num_bytes for _, tensor in members)
     root = Tree(
-        f"{group}  {len(members)} tensors, {_size(num_bytes)}" if members else f"{group}  plain values"
+        f"{group}  {len(members)} tensors, {size_text(num_bytes)}" if members else f"{group}  plain values"
     )
     branches: dict[str, Tree] = {"": root}
     for index, tensor in members:
@@ -217,7 +191,7 @@ def _group_tree(checkpoint: StoredCheckpoint, group: str) -> Tree:
                 branches[path] = branches[prefix].add(part)
             prefix = path
         branches[prefix].add(
-            f"{leaf}  {tensor.dtype} {list(tensor.shape)}  {_size(tensor.num_bytes)}  "
+            f"{leaf}  {tensor.dtype} {list(tensor.shape)}  {size_text(tensor.num_bytes)}  "
             f"{_layout(checkpoint, index, tensor)}"
         )
     return root
