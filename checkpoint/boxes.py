@@ -91,6 +91,49 @@ def runs_within(inner: Box, outer: Box) -> tuple[_Ints, int]:
     return starts, math.prod(inner.lengths[split:])
 
 
+def flat_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
+    """Cut a range of the row-major elements of a tensor into the fewest boxes that keep the order.
+
+    From ``start`` upwards, each box fills up the innermost block that is begun, until the next block up is too
+    large; from there downwards, each box takes the whole blocks of its dimension that are left. That is one box
+    for each dimension but the first on the way up, and one for each dimension on the way down.
+
+    Args:
+        shape: Shape of the tensor.
+        start: First element of the range.
+        stop: One past the last element, at most the number of elements of the tensor.
+
+    Returns:
+        At most ``2 * ndim - 1`` boxes (one for a 0-d tensor), none if the range is empty. The row-major elements
+        of one after the other are those of the range, in order.
+    """
+    assert 0 <= start <= stop <= math.prod(shape), (shape, start, stop)
+    if start == stop:
+        return []
+    if not shape:
+        return [Box((), ())]
+    blocks = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]  # elements under one index
+    boxes = []
+    dim = len(shape) - 1
+    while dim > 0 and (full := -(-start // blocks[dim - 1]) * blocks[dim - 1]) <= stop:
+        if start < full:
+            boxes.append(_rows(shape, blocks, dim, start, full))
+        start = full
+        dim -= 1
+    for inner in range(dim, len(shape)):
+        full = stop // blocks[inner] * blocks[inner]
+        if start < full:
+            boxes.append(_rows(shape, blocks, inner, start, full))
+            start = full
+    return boxes
+
+
+def _rows(shape: Sequence[int], blocks: Sequence[int], dim: int, start: int, stop: int) -> Box:
+    """The box of whole blocks of ``dim`` that begins at element ``start`` and ends before ``stop``."""
+    offsets = tuple(start // block % extent for block, extent in zip(blocks, shape, strict=True))
+    return Box(offsets, (*(1,) * dim, (stop - start) // blocks[dim], *shape[dim + 1 :]))
+
+
 def check_tiling(shape: Sequence[int], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
     """Check that boxes cover each element of a tensor exactly once, in O(n log n) for n boxes.
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from checkpoint.boxes import Box
+from checkpoint.boxes import Box, flat_boxes
 from checkpoint.errors import UnsupportedLayout
 
 # Consecutive (start, length) ranges of one dimension, in the order in which the local tensor holds them.
@@ -67,6 +67,30 @@ def tensor_boxes(name: str, tensor: torch.Tensor) -> tuple[tuple[Box, ...], tupl
         )
     pieces = _product(runs)
     return tuple(box for box, _ in pieces), tuple(local[where] for _, where in pieces)
+
+
+def range_boxes(
+    name: str, memory: torch.Tensor, shape: Sequence[int], start: int
+) -> tuple[tuple[Box, ...], tuple[torch.Tensor, ...]]:
+    """The boxes of a global tensor of which 1-D memory holds consecutive row-major elements.
+
+    Args:
+        name: What to call the tensor in errors.
+        memory: The elements that this rank holds, shape ``[n]``.
+        shape: Global shape.
+        start: Which element of the global tensor the first one is.
+
+    Returns:
+        As :func:`tensor_boxes`.
+
+    Raises:
+        UnsupportedLayout: If the memory is on the meta device or not dense.
+    """
+    _check_dense(name, memory)
+    boxes = flat_boxes(shape, start, start + memory.numel())
+    ends = itertools.accumulate(box.num_elements for box in boxes)
+    views = [memory.detach()[end - box.num_elements : end] for box, end in zip(boxes, ends, strict=True)]
+    return tuple(boxes), tuple(view.view(box.lengths) for box, view in zip(boxes, views, strict=True))
 
 
 def dtensor_boxes(

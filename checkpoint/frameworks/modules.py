@@ -8,32 +8,34 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from checkpoint.errors import MismatchError, StateError, UnsupportedLayout
+from checkpoint.errors import MismatchError, StateError
+from checkpoint.frameworks import fsdp1
+from checkpoint.frameworks.flat import Held, describe
 from checkpoint.frameworks.trees import plain
 from checkpoint.frameworks.values import LocalTensor, Rows
 
-# Path segments that torch.compile and activation checkpointing insert.
-_WRAPPER_SEGMENTS = {"_orig_mod", "_checkpoint_wrapped_module"}
+# Path segments that torch.compile, activation checkpointing and FSDP1 insert.
+_WRAPPER_SEGMENTS = {"_orig_mod", "_checkpoint_wrapped_module", fsdp1.WRAPPER_SEGMENT}
 _EXTRA_STATE = "_extra_state"
 
 
 class ModuleGroup:
-    """A module in the state: plain, DDP, or with DTensor parameters (FSDP2, tensor parallelism).
+    """A module in the state: plain, DDP, FSDP1, or with DTensor parameters (FSDP2, tensor parallelism).
 
-    Names are those of the bare module: segments that DDP, ``torch.compile`` and activation checkpointing add
-    are taken out. Tensors that are the same object (tied weights) are one entry under their first name; the
+    Names are those of the bare module: segments that DDP, FSDP1, ``torch.compile`` and activation checkpointing
+    add are taken out. Tensors that are the same object (tied weights) are one entry under their first name; the
     others are recorded as aliases.
 
     The tensors come from ``state_dict(keep_vars=True)``: its hooks bring FSDP2 parameters back to their
-    sharded form, while ``named_parameters()`` yields full ones after an evaluation.
+    sharded form, while ``named_parameters()`` yields full ones after an evaluation. With FSDP1, whose hooks
+    gather, they come from the modules themselves and from the shards.
 
     Attributes:
         name: The group.
-        names: Names of each tensor by its ``id``, in the order of the module.
+        held: What each tensor holds by its ``id``, which is that of the parameter in an optimizer.
     """
 
     kind = "module"
@@ -42,32 +44,45 @@ class ModuleGroup:
         """Read the names.
 
         Raises:
-            UnsupportedLayout: For FSDP1.
+            UnsupportedLayout: For parameters that FSDP1 did not flatten in row-major order.
             StateError: If the state dict holds something that loading in place could not restore.
         """
         self.name = name
-        self.names: dict[int, list[str]] = {}
+        self.held: dict[int, list[Held]] = {}
         self._module = module
-        self._live: dict[int, torch.Tensor] = {}
+        self._memory: dict[int, torch.Tensor] = {}
         self._extra: dict[str, tuple[str, object]] = {}  # clean name to (name of the owning module, value)
-        if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
-            raise UnsupportedLayout(
-                f"{name}: FSDP1 is not supported; wrap the module with fully_shard() (FSDP2)"
-            )
-        entries = module.state_dict(keep_vars=True)
+        self._uses_fsdp1 = fsdp1.uses_fsdp1(module)
+        entries = fsdp1.entries(module) if self._uses_fsdp1 else module.state_dict(keep_vars=True)
         owned = {id(tensor) for tensor in itertools.chain(module.parameters(), module.buffers())}
         seen: set[str] = set()
         clean = _Cleaner(module)
-        for raw, value in entries.items():
+
+        def named(raw: str) -> str:
             key = clean(raw)
             if key in seen:
                 raise StateError(f"{name}: two entries of the module are called '{key}'")
             seen.add(key)
+            return key
+
+        for flat in fsdp1.flat_tensors(name, module):
+            self.held[id(flat.param)] = [
+                Held(names=[named(raw) for raw in one.names], part=one.part) for one in flat.held
+            ]
+            self._memory[id(flat.param)] = flat.memory
+        flattened = set(self.held)
+        for raw, value in entries.items():
+            if id(value) in flattened:
+                continue
+            key = named(raw)
             if isinstance(value, torch.Tensor) and id(value) in owned:
                 if is_lazy(value):
                     raise StateError(f"{name}: {key} has no shape yet; run the module once before")
-                self.names.setdefault(id(value), []).append(key)
-                self._live[id(value)] = value
+                if id(value) in self._memory:
+                    self.held[id(value)][0].names.append(key)
+                else:
+                    self.held[id(value)] = [Held(names=[key])]
+                    self._memory[id(value)] = value
             elif raw.rpartition(".")[2] == _EXTRA_STATE and not isinstance(value, torch.Tensor):
                 self._extra[key] = (raw.rpartition(".")[0], value)
             else:
@@ -78,11 +93,16 @@ class ModuleGroup:
 
     def tensors(self) -> list[LocalTensor]:
         """Parameters and persistent buffers under their first names."""
-        return [LocalTensor.of(self.name, self.names[at][0], live) for at, live in self._live.items()]
+        return [
+            describe(self.name, one.names[0], self._memory[at], one.part)
+            for at, held in self.held.items()
+            for one in held
+        ]
 
     def objects(self) -> dict[str, object]:
         """Aliases (other name to first name), and extra state by name."""
-        aliases = {other: first for first, *others in self.names.values() for other in others}
+        names = [one.names for held in self.held.values() for one in held]
+        aliases = {other: first for first, *others in names for other in others}
         extra = {key: plain(f"{self.name}.{key}", value) for key, (_, value) in self._extra.items()}
         return {"aliases": aliases, "extra": extra}
 
@@ -94,14 +114,14 @@ class ModuleGroup:
                 differs.
         """
         found = []
-        for at, names in self.names.items():
-            key = next((name for name in names if name in rows), names[0])
+        for at, one in ((at, one) for at, held in self.held.items() for one in held):
+            key = next((name for name in one.names if name in rows), one.names[0])
             if strict and key not in rows and key in stored["aliases"]:
                 raise MismatchError(
                     f"{self.name}: {key} is tied to {stored['aliases'][key]} in the checkpoint but not in the "
                     "module; tie them before loading, or load with strict=False"
                 )
-            found.append(LocalTensor.of(self.name, key, self._live[at]))
+            found.append(describe(self.name, key, self._memory[at], one.part))
         differing = sorted(self._extra.keys() ^ stored["extra"].keys())
         if strict and differing:
             where = "checkpoint" if differing[0] in self._extra else "module"
@@ -109,7 +129,9 @@ class ModuleGroup:
         return found
 
     def apply(self, stored: Mapping[str, Any], targets: list[LocalTensor]) -> None:
-        """Hand extra state to the modules that own it."""
+        """Hand extra state to the modules that own it, and let FSDP1 gather anew."""
+        if self._uses_fsdp1:
+            fsdp1.reshard(self._module)
         for key, (owner, _) in self._extra.items():
             if key in stored["extra"]:
                 self._module.get_submodule(owner).set_extra_state(stored["extra"][key])

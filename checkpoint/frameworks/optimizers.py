@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from checkpoint.errors import MismatchError, StateError, UnsupportedLayout
+from checkpoint.frameworks.flat import FlatPart, describe
 from checkpoint.frameworks.modules import ModuleGroup
 from checkpoint.frameworks.trees import like, plain
 from checkpoint.frameworks.values import LocalTensor, Rows
@@ -21,17 +22,24 @@ _NOT_HYPERPARAMETERS = {"params", "param_names"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Param:
-    """A parameter of the optimizer.
+    """A parameter of the module, and the parameter of the optimizer that it is, or was flattened into.
 
     Attributes:
-        tensor: The parameter.
-        names: Its names in the checkpoint, the first one for saving.
+        tensor: The parameter of the optimizer.
+        names: Names of the module's parameter in the checkpoint, the first one for saving.
+        part: Where it is in state of the optimizer, if that is flattened.
         hyperparameters: The live parameter group it is in.
     """
 
     tensor: torch.Tensor
     names: list[str]
+    part: FlatPart | None
     hyperparameters: dict[str, Any]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is flattened and this rank has no memory for it, so that state here would not advance."""
+        return self.part is not None and not self.part.extent
 
 
 class OptimizerGroup:
@@ -44,6 +52,10 @@ class OptimizerGroup:
 
     After loading, the optimizer's state is the stored one and nothing else: a parameter that had no state when
     it was saved has none.
+
+    State of a flat parameter of FSDP1 is stored for each of the parameters in it, and so is what has no
+    dimensions, like a step count. It follows that parameters in one flat parameter can be loaded only if these
+    are equal; those that had no state get zeros, as FSDP1 gives them.
     """
 
     kind = "optimizer"
@@ -56,7 +68,7 @@ class OptimizerGroup:
         """
         self.name = name
         self._optimizer = optimizer
-        owners = {at: (module.name, names) for module in modules for at, names in module.names.items()}
+        owners = {at: (module.name, held) for module in modules for at, held in module.held.items()}
         used = {
             owners[id(param)][0]
             for group in optimizer.param_groups
@@ -72,11 +84,17 @@ class OptimizerGroup:
                         f"{name}: parameter {position} of group {index} (shape {list(param.shape)}) is in no module "
                         "of the state; add the module, and create the optimizer after fully_shard() and to()"
                     )
-                owner, names = owners[id(param)]
+                owner, held = owners[id(param)]
                 prefix = f"{owner}." if len(used) > 1 else ""
-                members.append(
-                    _Param(tensor=param, names=[prefix + own for own in names], hyperparameters=group)
-                )
+                members += [
+                    _Param(
+                        tensor=param,
+                        names=[prefix + own for own in one.names],
+                        part=one.part,
+                        hyperparameters=group,
+                    )
+                    for one in held
+                ]
             self._groups.append(members)
 
     def tensors(self) -> list[LocalTensor]:
@@ -88,7 +106,7 @@ class OptimizerGroup:
                     found.append(LocalTensor.of(self.name, f"param_groups.{index}.{key}", value))
             for param in members:
                 for key, value in self._state_of(param).items():
-                    if isinstance(value, torch.Tensor):
+                    if isinstance(value, torch.Tensor) and not param.is_elsewhere:
                         found.append(self._local(f"state.{param.names[0]}.{key}", value, param))
         return found
 
@@ -119,20 +137,31 @@ class OptimizerGroup:
         with the parameter (``capturable``, ``fused``).
 
         Raises:
-            MismatchError: If ``strict`` and the class of the optimizer or the parameters of a group differ.
+            MismatchError: If ``strict`` and the class of the optimizer or the parameters of a group differ, or if
+                state cannot be flattened as its parameter is.
         """
         if strict:
             self._check_groups(stored)
         by_name = self._by_stored_name(stored)
         found = []
+        fresh: dict[tuple[int, str], torch.Tensor] = {}
         for key, (dtype, shape) in rows.items():
             section, _, rest = key.partition(".")
             name, _, item = rest.rpartition(".")
             if section == "state" and name in by_name:
                 param = by_name[name]
                 live = self._state_of(param).get(item)
-                if not isinstance(live, torch.Tensor):
-                    live = _allocate(param, item, dtype, shape)
+                if param.part is not None and shape not in ((), param.part.shape):
+                    raise MismatchError(
+                        f"{self.name}: {key} has shape {list(shape)} in the checkpoint and cannot be flattened "
+                        f"like its parameter of shape {list(param.part.shape)}; load it into a module without FSDP1"
+                    )
+                # One value for each of the parameters in a flat one, to be compared when they have arrived.
+                if not isinstance(live, torch.Tensor) or (param.part is not None and not shape):
+                    at = id(param.tensor), item if shape else key
+                    live = fresh.get(at)
+                    if live is None:
+                        live = fresh[at] = _allocate(param, item, dtype, shape)
                 found.append(self._local(key, live, param))
             elif section == "param_groups" and name.isdecimal() and int(name) < len(self._groups):
                 live = self._optimizer.param_groups[int(name)].get(item)
@@ -142,7 +171,11 @@ class OptimizerGroup:
         return found
 
     def apply(self, stored: Mapping[str, Any], targets: list[LocalTensor]) -> None:
-        """Replace state and hyperparameters by the stored ones."""
+        """Replace state and hyperparameters by the stored ones.
+
+        Raises:
+            MismatchError: If parameters in one flat parameter were at different steps.
+        """
         by_name = self._by_stored_name(stored)
         state: dict[str, Any] = {name: like(None, stored["state"].get(name, {})) for name in by_name}
         groups = [dict(group["hyperparameters"]) for group in stored["param_groups"]]
@@ -150,13 +183,33 @@ class OptimizerGroup:
             section, _, rest = target.key.partition(".")
             name, _, item = rest.rpartition(".")
             (state[name] if section == "state" else groups[int(name)])[item] = target.tensor
-        for name, param in by_name.items():
-            if state[name]:
-                self._optimizer.state[param.tensor] = state[name]
+        for tensor, items in self._joined(by_name, state).items():
+            if items:
+                self._optimizer.state[tensor] = items
             else:
-                self._optimizer.state.pop(param.tensor, None)
+                self._optimizer.state.pop(tensor, None)
         for live, hyperparameters in zip(self._optimizer.param_groups, groups, strict=False):
             live.update({key: like(live.get(key), value) for key, value in hyperparameters.items()})
+
+    def _joined(
+        self, by_name: Mapping[str, _Param], state: Mapping[str, dict[str, Any]]
+    ) -> dict[torch.Tensor, dict[str, Any]]:
+        """Stored state by parameter of the optimizer, from that by parameter of the module."""
+        joined: dict[torch.Tensor, dict[str, Any]] = {}
+        for name, param in by_name.items():
+            items = joined.setdefault(param.tensor, {})
+            for item, value in ({} if param.is_elsewhere else state[name]).items():
+                if not _same(items.setdefault(item, value), value):
+                    raise MismatchError(
+                        f"{self.name}: {item} of {name} is {value} in the checkpoint, but {items[item]} of another "
+                        "parameter in the same flat parameter; wrap the module with use_orig_params=True"
+                    )
+        for name, param in by_name.items():
+            if param.part is not None:
+                for item, value in joined[param.tensor].items():
+                    if isinstance(value, torch.Tensor) and value.ndim and item not in state[name]:
+                        value[param.part.offset : param.part.offset + param.part.length] = 0
+        return joined
 
     def _state_of(self, param: _Param) -> dict[str, Any]:
         # A subscript would create an entry: `state` is a defaultdict.
@@ -177,7 +230,7 @@ class OptimizerGroup:
                     f"{self.name}: {key} is a plain tensor of the parameter's local shape {list(local)}; "
                     "it must be a DTensor like the parameter"
                 )
-        return LocalTensor.of(self.name, key, value)
+        return describe(self.name, key, value, param.part)
 
     def _by_stored_name(self, stored: Mapping[str, Any]) -> dict[str, _Param]:
         """Live parameters that the stored optimizer has, by the one of their names that it uses."""
@@ -214,6 +267,12 @@ def _known_name(param: _Param, known: set[str]) -> str:
     return next((name for name in param.names if name in known), param.names[0])
 
 
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one is other or (one.dtype == other.dtype and one.equal(other))
+    return one == other
+
+
 def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NOT_HYPERPARAMETERS}
 
@@ -229,6 +288,8 @@ def _plain_items(path: str, items: Mapping[str, Any]) -> dict[str, object]:
 def _allocate(param: _Param, item: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """An uninitialised state tensor, laid out as the optimizer would have made it."""
     tensor = param.tensor.detach()
+    if shape and param.part is not None:
+        return torch.zeros(param.part.extent, dtype=dtype, device=tensor.device)  # padding included
     if item == "step" and not shape:
         with_param = param.hyperparameters.get("capturable") or param.hyperparameters.get("fused")
         return torch.empty((), dtype=dtype, device=tensor.device if with_param else "cpu")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.boxes import Box, check_tiling, intersect, runs_within, slices_within
+from checkpoint.boxes import Box, check_tiling, flat_boxes, intersect, runs_within, slices_within
 from checkpoint.errors import TilingError
 
 shapes = st.lists(st.integers(1, 6), max_size=4).map(tuple)
@@ -190,3 +190,63 @@ def test_runs_are_the_row_major_positions_of_the_inner_box(case):
     # Maximal: no run ends where the next begins.
     assert not (starts[:-1] + length == starts[1:]).any()
     assert len(starts) * length == math.prod(inner.lengths)
+
+
+def flat_positions(shape, box):
+    """Where the elements of a box lie in the row-major tensor, in the box's own row-major order."""
+    return np.arange(math.prod(shape)).reshape(shape)[slices_within(box, Box.whole(shape))].reshape(-1)
+
+
+@given(shapes, st.lists(st.integers(0, 6**4), max_size=6))
+@settings(max_examples=1000)
+def test_flat_ranges_that_partition_a_tensor_give_boxes_that_tile_it_each_in_flat_order(shape, cuts):
+    size = math.prod(shape)
+    cuts = sorted({0, size, *(cut for cut in cuts if cut < size)})
+    everything = []
+    for start, stop in itertools.pairwise(cuts):
+        boxes = flat_boxes(shape, start, stop)
+        assert len(boxes) <= max(2 * len(shape) - 1, 1)
+        held = [flat_positions(shape, box) for box in boxes]
+        assert np.concatenate(held).tolist() == list(range(start, stop))
+        everything += boxes
+    check(shape, everything)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (1, 6), (5, 1, 2), (2, 3, 3), (2, 1, 2, 3), (2, 2, 2, 2)])
+def test_no_fewer_boxes_hold_a_flat_range_in_order(shape):
+    size = math.prod(shape)
+    is_box = np.zeros((size, size + 1), dtype=bool)  # whether the elements from a to b are a box
+    for start, stop in itertools.combinations(range(size + 1), 2):
+        where = np.stack(np.unravel_index(range(start, stop), shape))
+        low, high = where.min(axis=1), where.max(axis=1) + 1
+        is_box[start, stop] = (high - low).prod() == stop - start
+    for start in range(size):
+        fewest = {start: 0}
+        for stop in range(start + 1, size + 1):
+            fewest[stop] = 1 + min(fewest[at] for at in range(start, stop) if is_box[at, stop])
+            assert len(flat_boxes(shape, start, stop)) == fewest[stop], (start, stop)
+
+
+def test_an_empty_flat_range_has_no_boxes_and_a_scalar_is_one():
+    assert flat_boxes((), 0, 1) == [Box((), ())]
+    assert flat_boxes((), 0, 0) == flat_boxes((3, 0, 2), 0, 0) == flat_boxes((4, 5), 7, 7) == []
+
+
+@given(st.lists(st.integers(1, 2**62), min_size=1, max_size=5).map(tuple), st.data())
+def test_flat_ranges_of_huge_tensors_are_exact(shape, data):
+    size = math.prod(shape)
+    start = data.draw(st.integers(0, size - 1))
+    stop = data.draw(st.integers(start + 1, size))
+    boxes = flat_boxes(shape, start, stop)
+    assert len(boxes) <= 2 * len(shape) - 1
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    for box in boxes:
+        # One element long up to some dimension and whole after it: contiguous, so where it begins says all.
+        split = next((dim for dim, length in enumerate(box.lengths) if length > 1), len(shape))
+        assert box.lengths[split + 1 :] == shape[split + 1 :]
+        assert all(
+            0 <= at < end <= extent for at, end, extent in zip(box.offsets, box.ends, shape, strict=True)
+        )
+        assert sum(map(int.__mul__, box.offsets, strides)) == start
+        start += box.num_elements
+    assert start == stop
