@@ -19,7 +19,10 @@ from omniload.errors import OmniloadError
 from storage import BadRequest, StorageError
 
 _ELSEWHERE = {
-    "ckpt": ("checkpoint.cli:app", "List, inspect, verify, compare, print, convert and clean up checkpoints."),
+    "ckpt": (
+        "checkpoint.cli:app",
+        "List, inspect, verify, compare, print, convert and clean up checkpoints.",
+    ),
     "demo": (
         "training.demo.cli:app",
         "Load, train, break, resume elsewhere, prove, export: the whole job on real data.",
