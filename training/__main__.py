@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from training.config import TrainConfig
 from training.errors import ConfigError
+
+_FIRST_TELLS_S = 10.0
+"""What rank 0 has to find a mistake that all ranks find, and to tell it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,8 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = TrainConfig.load(options.config, options.overrides)
     except ConfigError as error:
-        # Under torchrun all ranks find the same mistake in the same file: the first tells it.
-        return _refuse(error) if _rank() == 0 else 2
+        # Under torchrun all ranks find the same mistake in the same file: the first tells it. It ends the others, and
+        # would be ended untold if one of them were faster.
+        if _rank() > 0:
+            time.sleep(_FIRST_TELLS_S)
+        return _refuse(error)
 
     # Only now, so that a mistake in the configuration is told at once: torch takes seconds to import.
     from checkpoint.errors import CheckpointError

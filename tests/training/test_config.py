@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +74,25 @@ def test_command_answers_a_bad_configuration_with_one_line(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [f"error: {DEMO}: unknown key 'stepz'; did you mean 'steps'?"]
+
+
+def test_a_mistake_that_all_ranks_find_is_told_by_the_first_before_another_can_end_the_job(tmp_path):
+    config = tmp_path / "bad.yaml"
+    config.write_text("no_such_key: 1\n")
+    command = [sys.executable, "-m", "training", "--config", str(config)]
+    other = subprocess.Popen(command, env=os.environ | {"RANK": "1"}, stderr=subprocess.PIPE)
+    try:
+        first = subprocess.run(
+            command,
+            env=os.environ | {"RANK": "0"},
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert first.returncode == 2
+        assert first.stderr.startswith("error: ")
+        assert other.poll() is None, "it waits for the first to tell"
+    finally:
+        other.kill()
+        other.communicate()
