@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable
 from typing import TypeAlias
 
 from omniload.errors import MixtureError
+from omniload.importing import import_named, source_text
 from omniload.planner.graph import DGraph
 from omniload.planner.plan import Plan
 
@@ -30,10 +29,7 @@ def load_strategy(name: str | None) -> Strategy:
     module, _, function = name.partition(":")
     if not (module and function):
         raise MixtureError(f"strategy: '{name}' is not of the form package.module:function")
-    try:
-        strategy: Strategy = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise MixtureError(f"strategy: {name} cannot be imported ({error}); is it on PYTHONPATH?") from error
+    strategy: Strategy = import_named(name, f"strategy: {name}")
     if not callable(strategy):
         raise MixtureError(f"strategy: {name} is not a function")
     return strategy
@@ -41,7 +37,4 @@ def load_strategy(name: str | None) -> Strategy:
 
 def source_of(name: str | None) -> str:
     """The text of a strategy, as far as it can be had, so that an edited one is another."""
-    try:
-        return "" if name is None else inspect.getsource(load_strategy(name))
-    except (OSError, TypeError):
-        return ""
+    return "" if name is None else source_text(load_strategy(name))

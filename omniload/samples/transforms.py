@@ -7,7 +7,6 @@ and what it makes is called with the rows.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import xxhash
 from pydantic import ValidationError
 
 from omniload.errors import MixtureError
+from omniload.importing import import_named, source_text
 from omniload.mixture import TransformSpec
 from omniload.samples.builtin import TRANSFORMS
 from omniload.samples.extras import Extras
@@ -52,25 +52,17 @@ class Transform:
         parameters = _parameters(self._function)
         self._seeded = next((k for k in ("seed", "rng") if k in parameters and k not in self._args), None)
         digest = xxhash.xxh3_128()
-        code = _source_of(imported) if version is None else str(version)
+        code = source_text(imported) if version is None else str(version)
         for part in (spec.call, repr(sorted(spec.args.items())), code):
             digest.update(f"{len(part)}:{part}".encode())
         self.fingerprint: str = digest.hexdigest()
         """Hex digest of name, arguments and, where it can be had, the function's source text."""
 
     def _import(self, path: str) -> Callable[..., Any]:
-        module_name, _, name = path.partition(":")
-        try:
-            function = importlib.import_module(module_name)
-            for part in name.split("."):
-                function = getattr(function, part)
-        except (ImportError, AttributeError) as error:
-            raise MixtureError(
-                f"{self._where}: cannot be imported ({error}); is it on PYTHONPATH?"
-            ) from error
+        function = import_named(path, f"{self._where}:")
         if not callable(function):
             raise MixtureError(f"{self._where}: is not a function")
-        return function
+        return cast("Callable[..., Any]", function)
 
     def _check_arguments(self, function: Callable[..., Any]) -> None:
         parameters = _parameters(function)
@@ -141,10 +133,3 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of functions written in C: they take no seed
         return {}
-
-
-def _source_of(function: Callable[..., Any]) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return ""

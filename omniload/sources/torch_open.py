@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from omniload.errors import MixtureError
 from omniload.given import Given
+from omniload.importing import import_named
 from omniload.sources.protocol import Source
 from omniload.sources.shared import reader_of
 from omniload.sources.torch_dataset import DatasetSource
@@ -55,15 +55,7 @@ def open_dataset(name: str, dataset: str | Given, args: Mapping[str, Any]) -> So
 
 
 def _made(name: str, factory: str, args: Mapping[str, Any]) -> Any:
-    module, _, attribute = factory.partition(":")
-    try:
-        make: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            make = getattr(make, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise MixtureError(
-            f"source '{name}': dataset {factory} cannot be imported ({error}); is it on PYTHONPATH?"
-        ) from error
+    make = import_named(factory, f"source '{name}': dataset {factory}")
     try:
         return make(**args)
     except Exception as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 import numpy as np
 
 from omniload.errors import PlanError
+from omniload.importing import source_text
 from omniload.planner.costs.check import checked
 from omniload.planner.costs.protocol import MODULES, fingerprint_of
 
@@ -42,11 +42,7 @@ class FunctionCost:
     @property
     def fingerprint(self) -> str:
         """Of the name and, where it can be had, the function's source text."""
-        try:
-            source = inspect.getsource(self._function)
-        except (OSError, TypeError):
-            source = ""
-        return fingerprint_of("FunctionCost", [self.name, source])
+        return fingerprint_of("FunctionCost", [self.name, source_text(self._function)])
 
     def cost(self, length: np.ndarray, patches: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """``int64[modules, n]``.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from omniload.errors import MixtureError
+from omniload.importing import import_named
 from omniload.planner.costs.function import FunctionCost
 from omniload.planner.costs.lengths import AttentionCost, TokenCost
 from omniload.planner.costs.mixed import MixedCost
@@ -32,7 +32,11 @@ def cost_model(wanted: CostModel | str | Mapping[str, Any] | Callable[..., objec
         name = wanted
         if name in _BUILT_IN:
             return _BUILT_IN[name]()
-        wanted = _imported(name)
+        if ":" not in name:
+            raise MixtureError(
+                f"cost: '{name}' is neither built in nor package.module:name{suggest(name, list(_BUILT_IN))}"
+            )
+        wanted = import_named(name, f"cost: {name}")
     if isinstance(wanted, Mapping):
         return MixedCost.from_mapping(wanted)
     if not isinstance(wanted, type) and all(
@@ -42,18 +46,3 @@ def cost_model(wanted: CostModel | str | Mapping[str, Any] | Callable[..., objec
     if not callable(wanted):
         raise MixtureError(f"cost: a {type(wanted).__name__} is no cost model, name or function")
     return FunctionCost(wanted, name)
-
-
-def _imported(name: str) -> Any:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise MixtureError(
-            f"cost: '{name}' is neither built in nor package.module:name{suggest(name, list(_BUILT_IN))}"
-        )
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise MixtureError(f"cost: {name} cannot be imported ({error}); is it on PYTHONPATH?") from error
-    return found
