@@ -9,7 +9,7 @@ import numpy as np
 
 from omniload.fill import Layout, TokenArrays, fill
 from omniload.lane_extras import LaneExtras
-from omniload.mixture import Mixture
+from omniload.mixture import ROWS_OF_ANY_LENGTH, Mixture
 from omniload.payload import Payload
 from omniload.pieces import join_pieces
 from omniload.planner import Plan
@@ -53,7 +53,7 @@ class DataConstructor:
 
     def __init__(self, mixture: Mixture, source: PayloadSource, derived: Collection[str] = DERIVED) -> None:
         self._seq_len = mixture.seq_len
-        self._full = mixture.packing not in ("none", "workload")
+        self._full = mixture.packing not in ROWS_OF_ANY_LENGTH
         self._derived = set(derived) - {"labels" if mixture.labels == "shifted" else "targets"}
         self._source = source
         self._recycler = Recycler()

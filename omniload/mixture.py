@@ -195,6 +195,10 @@ class SourceSpec(Frozen):
         return self
 
 
+ROWS_OF_ANY_LENGTH = ("none", "workload")
+"""Ways of packing whose rows are as long as the longest of their lane; those of the others have ``seq_len`` tokens."""
+
+
 class Caps(Frozen):
     """Hard bounds on what a lane holds; by default there are none but those of its shape."""
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from benchmarks.planning import lengths
 from benchmarks.planning.metadata import SyntheticMetadata, mixture
-from omniload.forecasting.evenness import Evenness, least_unevenness, piece_costs
+from omniload.forecasting.evenness import Evenness, least_unevenness
 from omniload.placing import ClientPlaceTree
 from omniload.planner import Plan, Planner, StreamState
-from omniload.planner.rules import StepRules
+from omniload.planner.packing import DelayReport, delay_report
+from omniload.planner.rules import StepRules, piece_costs
 
 Corpus = Literal["heavy tail", "demo"]
 
@@ -86,7 +87,7 @@ def outcome(job: Job, way: Way, number: int) -> Outcome:
     rules, tree = StepRules.of(mixture(seq_len=job.context, packs=job.packs)), ClientPlaceTree.parse(job.mesh)
     steps, bounds, even = [], [], 0.0
     for plan in plans:
-        cost = piece_costs(plan.pieces, rules)
+        cost = piece_costs(rules.cost, plan.pieces)
         of_lane = np.add.reduceat(cost, plan.offsets[plan.lane_offsets[:-1]], axis=1)
         steps.append(Evenness.of_step(of_lane, tree))
         even += Evenness.of_step(np.full_like(of_lane, of_lane.mean()), tree).time
@@ -97,7 +98,7 @@ def outcome(job: Job, way: Way, number: int) -> Outcome:
         time=evenness.time / tokens,
         even_time=even / tokens,
         bound=fmean(bounds),
-        waited=sum(map(_waited, plans)) / tokens,
+        waited=sum(_delay(plan).token_steps for plan in plans) / tokens,
         places=job.context * sum(plan.num_packs for plan in plans) / tokens,
     )
 
@@ -117,7 +118,5 @@ def _tokens(plan: Plan) -> int:
     return int(plan.pieces["length"].sum(dtype=np.int64))
 
 
-def _waited(plan: Plan) -> int:
-    """Token-steps."""
-    length = plan.pieces["length"].astype(np.int64)
-    return int((length * (plan.step - plan.pieces["born"].astype(np.int64))).sum())
+def _delay(plan: Plan) -> DelayReport:
+    return delay_report(plan.pieces["length"], plan.pieces["born"], step=plan.step)

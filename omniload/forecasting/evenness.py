@@ -10,14 +10,13 @@ from typing import Self
 
 import numpy as np
 
+from omniload.mixture import ROWS_OF_ANY_LENGTH
 from omniload.placing import ClientPlaceTree
 from omniload.planner import Plan
 from omniload.planner.balancing import METHODS, Infeasible, Items, lane_sums
 from omniload.planner.pipeline import simulated_time
-from omniload.planner.rules import StepRules
+from omniload.planner.rules import StepRules, piece_costs
 from omniload.sources.order import Feistel, key64
-
-_LANES_ARE_FREE = ("best_fit", "first_fit", "concatenate")
 
 PLANNED, RANDOM, TOKENS = "as planned", "random order", "token count"
 
@@ -95,12 +94,6 @@ def _unevenness(cost: np.ndarray) -> float:
     return float(cost.max() / cost.mean()) if cost.any() else 1.0
 
 
-def piece_costs(pieces: np.ndarray, rules: StepRules) -> np.ndarray:
-    """``int64[modules, n]``: cost of ``PIECE[n]`` by the mixture's model."""
-    length, patches, frames = (pieces[unit].astype(np.int64) for unit in ("length", "patches", "frames"))
-    return rules.cost.cost(length, patches, frames)
-
-
 def ways_to_balance(plan: Plan, rules: StepRules) -> dict[str, np.ndarray]:
     """What lanes would cost if the packs of a plan had been given to them in other ways.
 
@@ -110,21 +103,17 @@ def ways_to_balance(plan: Plan, rules: StepRules) -> dict[str, np.ndarray]:
         By way ``int64[modules, lanes]``: `PLANNED`; `RANDOM`, packs in an order that knows nothing of them; `TOKENS`,
         by their tokens alone; and each of `METHODS` that finds a way under the caps.
     """
-    pieces = piece_costs(plan.pieces, rules)
-    cost = np.add.reduceat(pieces, plan.offsets[:-1], axis=1)
+    cost = np.add.reduceat(piece_costs(rules.cost, plan.pieces), plan.offsets[:-1], axis=1)
     ways = {PLANNED: np.add.reduceat(cost, plan.lane_offsets[:-1], axis=1)}
     per_lane = plan.num_packs // plan.num_lanes
-    if rules.packing not in _LANES_ARE_FREE or (np.diff(plan.lane_offsets) != per_lane).any():
+    if rules.packing in ROWS_OF_ANY_LENGTH or (np.diff(plan.lane_offsets) != per_lane).any():
         return ways
     # A plan lists packs by lane, and methods may look at the order: so they get another one.
     order = Feistel(plan.num_packs, key64(plan.step, "order of packs")).of(np.arange(plan.num_packs))
+    loads = rules.loads(plan.pieces, plan.offsets[:-1], cost).values()
+    load = np.array(list(loads), np.int64).reshape(len(loads), plan.num_packs)[:, order]
     cost = cost[:, order]
     length = np.add.reduceat(plan.pieces["length"].astype(np.int64), plan.offsets[:-1])[order]
-
-    counted = {"tokens": length, "cost": cost.sum(axis=0)} | {
-        unit: np.add.reduceat(plan.pieces[unit].astype(np.int64), plan.offsets[:-1])[order]
-        for unit in ("patches", "frames")
-    }
 
     def items(of: np.ndarray) -> Items:
         return Items(
@@ -132,7 +121,7 @@ def ways_to_balance(plan: Plan, rules: StepRules) -> dict[str, np.ndarray]:
             length=length,
             num_lanes=plan.num_lanes,
             per_lane=per_lane,
-            load=np.array([counted[name] for name in rules.cap_names], np.int64).reshape(-1, plan.num_packs),
+            load=load,
             cap=rules.cap_values,
         )
 

@@ -14,12 +14,12 @@ from typing import Self
 import numpy as np
 
 from omniload.forecasting.dry_run import DryRun
-from omniload.forecasting.evenness import Evenness, least_unevenness, piece_costs, ways_to_balance
-from omniload.mixture import Mixture
+from omniload.forecasting.evenness import Evenness, least_unevenness, ways_to_balance
+from omniload.mixture import ROWS_OF_ANY_LENGTH, Mixture
 from omniload.placing import ClientPlaceTree
 from omniload.planner import StreamState
 from omniload.planner.packing import delay_report
-from omniload.planner.rules import StepRules
+from omniload.planner.rules import StepRules, piece_costs
 from omniload.planner.state import scheduled_weights
 
 DRIFT = 0.01
@@ -108,14 +108,15 @@ class Forecast:
             # Those of a ramp are integers of more than 64 bits.
             weights = np.array(scheduled_weights(mixture, stream.sources, plan.step), np.float64)
             declared += weights / weights.sum()
-            tokens += int(plan.pieces["length"].sum(dtype=np.int64))
-            delay = delay_report(plan.pieces["length"], plan.pieces["born"], step=plan.step)
-            waited += round(delay.mean_token_delay * int(plan.pieces["length"].sum(dtype=np.int64)))
+            length = plan.pieces["length"].astype(np.int64)
+            delay = delay_report(length, plan.pieces["born"], step=plan.step)
+            tokens += int(length.sum())
+            waited += delay.token_steps
             longest = max(longest, delay.max_delay)
-            places += _places(plan.offsets, plan.lane_offsets, plan.pieces["length"], mixture)
+            places += _places(plan.offsets, plan.lane_offsets, length, mixture)
             for name, costs in ways_to_balance(plan, rules).items():
                 evenness.setdefault(name, []).append(Evenness.of_step(costs, tree))
-            bounds.append(least_unevenness(piece_costs(plan.pieces, rules), tree.dp_size))
+            bounds.append(least_unevenness(piece_costs(rules.cost, plan.pieces), tree.dp_size))
             stream = run.state
             _note_exhausted(stream, plan.step, ran_out)
         _note_exhausted(run.state, run.state.step, ran_out)
@@ -145,9 +146,9 @@ def _note_exhausted(stream: StreamState, step: int, ran_out: dict[int, int]) -> 
 
 def _places(offsets: np.ndarray, lane_offsets: np.ndarray, length: np.ndarray, mixture: Mixture) -> int:
     """Places of the rows of a step: rows of ``seq_len`` tokens, or as long as the longest of their lane."""
-    if mixture.packing in ("best_fit", "first_fit", "concatenate"):
+    if mixture.packing not in ROWS_OF_ANY_LENGTH:
         return (len(offsets) - 1) * mixture.seq_len
-    rows = np.add.reduceat(length.astype(np.int64), offsets[:-1])
+    rows = np.add.reduceat(length, offsets[:-1])
     return int((np.maximum.reduceat(rows, lane_offsets[:-1]) * np.diff(lane_offsets)).sum())
 
 

@@ -66,14 +66,9 @@ def _check_shape(plan: Plan, rules: StepRules, where: str) -> None:
             raise PlanError(
                 f"{where}: the lanes have unequal numbers of packs; give each {rules.packs // rules.lanes}"
             )
-    first = plan.offsets[plan.lane_offsets[:-1]]
-    for name, field in (("tokens", "length"), ("patches", "patches"), ("frames", "frames")):
-        cap = rules.cap(name)
-        of_lane = np.add.reduceat(plan.pieces[field].astype(np.int64), first)
-        if cap is not None and of_lane.max() > cap:
-            raise PlanError(
-                f"{where}: lane {of_lane.argmax()} has {of_lane.max()} {name}, over caps.{name} {cap}"
-            )
+    over = rules.over_cap(rules.loads(plan.pieces, plan.offsets[plan.lane_offsets[:-1]]))
+    if over is not None:
+        raise PlanError(f"{where}: {over}")
 
 
 def _check_pieces(placed: np.ndarray, candidates: np.ndarray, rules: StepRules, where: str) -> None:

@@ -30,15 +30,16 @@ from typing import Protocol, Self
 import numpy as np
 
 from omniload.errors import PlanError
+from omniload.mixture import ROWS_OF_ANY_LENGTH
 from omniload.pieces import UNITS, Encoder
 from omniload.placing.axes import AXES
 from omniload.planner.arrange import Packer, Packs, packer
 from omniload.planner.checks import shown
-from omniload.planner.costs import MODULES, CostModel, checked, cost_model
+from omniload.planner.costs import MODULES, CostModel, cost_model
 from omniload.planner.lanes import Balancer, CapsUnmet, balancer_of, choose_and_balance
 from omniload.planner.packing import held_back
 from omniload.planner.plan import Placement, Plan
-from omniload.planner.rules import StepRules
+from omniload.planner.rules import COUNTED, StepRules, piece_costs
 from omniload.suggest import suggest
 
 
@@ -97,6 +98,7 @@ class DGraph:
         self._held = np.zeros(len(carried), bool)
         self._model = rules.cost
         self._packs: Packs | None = None
+        self._pack_costs: np.ndarray | None = None  # of those packs by that model, once asked for
         self._method: str | Packer | None = None  # of packing
         self._lanes: np.ndarray | None = None  # packs in the order of their lanes
         self._placement: dict[str, Placement] = {}
@@ -180,7 +182,7 @@ class DGraph:
             model: a cost model, the name of one, or a function ``(length, patches, frames) -> int64[n]`` or
                 ``int64[modules, n]``; by default the mixture's, or measured coefficients where those are decided on.
         """
-        self._model = self.rules.cost if model is None else cost_model(model)
+        self._model, self._pack_costs = self.rules.cost if model is None else cost_model(model), None
         return self
 
     def pack(self, method: str | Packer | None = None) -> Self:
@@ -201,7 +203,7 @@ class DGraph:
             raise PlanError(
                 f"pack '{name}': lane_tokens fills lanes by 'none' only; give the mixture packs instead"
             )
-        if name in _OF_THEIR_OWN_LENGTH and name != self.rules.packing:
+        if name in ROWS_OF_ANY_LENGTH and name != self.rules.packing:
             raise PlanError(
                 f"pack '{name}': makes rows of other lengths than packing: {self.rules.packing}, which the mixture has;"
                 f" set it to {name}"
@@ -218,7 +220,7 @@ class DGraph:
                     f" {_MOST_STEPS_DRAWN} steps; let fewer of them wait"
                 )
             self._draw_more()
-        packs, self._method = packs.of(free), method
+        packs, self._pack_costs, self._method = packs.of(free), None, method
         self.lineage.append(Edge(name=f"pack {name}", num_in=len(free), num_out=packs.num_packs))
         self._packs, self._lanes = packs, packs.ranked if packs.lane_offsets is not None else None
         return self
@@ -245,11 +247,10 @@ class DGraph:
                 if self._caps_hold(packs, packs.lane_offsets):
                     return self
                 packs = self._packs = replace(packs, lane_offsets=None)
-            cost = self.pack_costs()
             where = f"step {self.step}: balance '{name}'"
             try:
                 self._lanes = choose_and_balance(
-                    packs, cost, self._loads(packs, cost), self.rules, balancer, where
+                    packs, self.pack_costs(), self._loads(packs), self.rules, balancer, where
                 )
                 break
             except CapsUnmet:
@@ -292,10 +293,13 @@ class DGraph:
         return GraphView(graph=self, module=module)
 
     def pack_costs(self) -> np.ndarray:
-        """``int64[modules, packs]`` of all packs, chosen or not."""
-        packs = self._packed()
-        of_piece = self._cost_of(packs.cut(self._candidates, self.rules.labels))
-        return np.add.reduceat(of_piece, packs.bounds[:-1], axis=1)
+        """``int64[modules, packs]``, read-only, of all packs, chosen or not."""
+        if self._pack_costs is None:
+            packs = self._packed()
+            of_piece = self._cost_of(packs.cut(self._candidates, self.rules.labels))
+            self._pack_costs = np.add.reduceat(of_piece, packs.bounds[:-1], axis=1)
+            self._pack_costs.flags.writeable = False
+        return self._pack_costs
 
     def plan(self) -> Plan:
         """Freeze the step.
@@ -311,13 +315,12 @@ class DGraph:
             lane_offsets = np.arange(0, len(self._lanes) + 1, len(self._lanes) // self.rules.lanes)
         else:
             lane_offsets = packs.lane_offsets
-        cost = self._cost_of(pieces)
         return Plan(
             step=self.step,
             pieces=pieces,
             offsets=offsets,
             lane_offsets=lane_offsets,
-            lane_costs=np.add.reduceat(cost, offsets[lane_offsets[:-1]], axis=1),
+            lane_costs=np.add.reduceat(self.pack_costs()[:, self._lanes], lane_offsets[:-1], axis=1),
             placement=tuple(sorted(self._placement.items())),
         )
 
@@ -360,8 +363,7 @@ class DGraph:
             self._hold_back()
 
     def _cost_of(self, pieces: np.ndarray) -> np.ndarray:
-        units = (pieces[name].astype(np.int64) for name in ("length", "patches", "frames"))
-        return checked(self._model.cost(*units), len(self._model.modules), len(pieces), self._model.name)
+        return piece_costs(self._model, pieces)
 
     def _packed(self) -> Packs:
         if self._packs is None:
@@ -374,7 +376,7 @@ class DGraph:
             amount = (
                 self._cost_of(self._candidates).sum(axis=0)
                 if name == "cost"
-                else self._candidates[_COUNTED[name]]
+                else self._candidates[COUNTED[name]]
             )
             if len(amount) and amount.max() > cap:
                 piece = self._candidates[amount.argmax()]
@@ -389,36 +391,23 @@ class DGraph:
         Raises:
             PlanError: they do not, and other lanes cannot be made of the packs.
         """
-        for name, cap, of_pack in zip(
-            self.rules.cap_names,
-            self.rules.cap_values.tolist(),
-            self._loads(packs, self.pack_costs()),
-            strict=True,
-        ):
-            of_lane = np.add.reduceat(of_pack[packs.ranked], lane_offsets[:-1])
-            if of_lane.max() > cap:
-                if len(packs.ranked) == self.rules.packs:
-                    return False
-                raise PlanError(
-                    f"step {self.step}: lane {of_lane.argmax()} has {of_lane.max()} {name}, over caps.{name} {cap};"
-                    " raise it, or make lanes smaller"
-                )
-        return True
+        of_lane = {
+            name: np.add.reduceat(of_pack[packs.ranked], lane_offsets[:-1])
+            for name, of_pack in self._loads(packs).items()
+        }
+        over = self.rules.over_cap(of_lane)
+        if over is not None and len(packs.ranked) != self.rules.packs:
+            raise PlanError(f"step {self.step}: {over}; raise it, or make lanes smaller")
+        return over is None
 
-    def _loads(self, packs: Packs, cost: np.ndarray) -> np.ndarray:
-        """``int64[caps, packs]``: what the caps count."""
+    def _loads(self, packs: Packs) -> dict[str, np.ndarray]:
+        """``int64[packs]`` by cap: what it counts."""
+        if not self.rules.cap_names:
+            return {}
         parts = packs.cut(self._candidates, self.rules.labels)
-        loads = [
-            cost.sum(axis=0)
-            if name == "cost"
-            else np.add.reduceat(parts[_COUNTED[name]].astype(np.int64), packs.bounds[:-1])
-            for name in self.rules.cap_names
-        ]
-        return np.array(loads, np.int64).reshape(len(loads), packs.num_packs)
+        return self.rules.loads(parts, packs.bounds[:-1], self.pack_costs())
 
 
-_COUNTED = {"tokens": "length", "patches": "patches", "frames": "frames"}
-_OF_THEIR_OWN_LENGTH = ("workload", "none")
 _MOST_REDRAWN = 4
 """Times that more is drawn for a choice of packs that fits the caps."""
 _MOST_STEPS_DRAWN = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -44,14 +44,19 @@ def balancer_of(method: str | Balancer, levels: int | None = None) -> tuple[str,
 
 
 def choose_and_balance(
-    packs: Packs, cost: np.ndarray, load: np.ndarray, rules: StepRules, balancer: Balancer, where: str
+    packs: Packs,
+    cost: np.ndarray,
+    loads: Mapping[str, np.ndarray],
+    rules: StepRules,
+    balancer: Balancer,
+    where: str,
 ) -> np.ndarray:
     """Take the preferred packs, or the next ones where caps forbid those, and give each lane as many.
 
     Args:
         packs: at least as many as a step takes.
         cost: ``int64[modules, packs]``.
-        load: ``int64[caps, packs]``: what the caps count.
+        loads: ``int64[packs]`` by cap: what it counts.
         rules: how many packs and lanes, and the caps.
         balancer: says the lanes.
         where: for messages.
@@ -63,6 +68,7 @@ def choose_and_balance(
         PlanError: no choice of packs fits the caps, or the balancer finds no lanes or breaks a rule.
     """
     num_packs, tokens = rules.num_packs, packs.tokens()
+    load = np.array(list(loads.values()), np.int64).reshape(len(loads), packs.num_packs)
     chosen, spare = packs.ranked[:num_packs], packs.ranked[num_packs:].tolist()
     while True:
         items = Items(
@@ -74,7 +80,7 @@ def choose_and_balance(
             cap=rules.cap_values,
         )
         try:
-            lane = _checked(balancer(items), items, where, rules.cap_names)
+            lane = _checked(balancer(items), items, where, rules)
         except Infeasible as error:
             over = error.cap
             if over is None:
@@ -104,7 +110,7 @@ def _heaviest(load: np.ndarray, cap: int) -> list[int]:
     return [int(load[1:].argmax()) + 1, 0]
 
 
-def _checked(lane: np.ndarray, items: Items, where: str, caps: tuple[str, ...]) -> np.ndarray:
+def _checked(lane: np.ndarray, items: Items, where: str, rules: StepRules) -> np.ndarray:
     """The answer of a balancer.
 
     Raises:
@@ -124,10 +130,9 @@ def _checked(lane: np.ndarray, items: Items, where: str, caps: tuple[str, ...]) 
     if (count != items.per_lane).any():
         wrong = int(np.flatnonzero(count != items.per_lane)[0])
         raise PlanError(f"{where}: gave lane {wrong} {count[wrong]} packs; give every lane {items.per_lane}")
-    loads = lane_sums(items.load, lane, items.num_lanes)
-    for name, cap, of_lane in zip(caps, items.cap.tolist(), loads, strict=True):
-        if of_lane.max() > cap:
-            raise PlanError(
-                f"{where}: lane {of_lane.argmax()} has {of_lane.max()} {name}, over caps.{name} {cap}"
-            )
+    over = rules.over_cap(
+        dict(zip(rules.cap_names, lane_sums(items.load, lane, items.num_lanes), strict=True))
+    )
+    if over is not None:
+        raise PlanError(f"{where}: {over}")
     return lane.astype(np.int64)

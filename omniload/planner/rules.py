@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 
 from omniload.mixture import Mixture
-from omniload.planner.costs import AttentionCost, CostModel, cost_model
+from omniload.planner.costs import AttentionCost, CostModel, checked, cost_model
 from omniload.samples.cut import Labels
 
 SLACK_PERCENT = 108
 """Candidates of a step in percent of the tokens it takes: the surplus is what lets packs come out full."""
 
 NO_LIMIT = 2**62
+
+COUNTED = {"tokens": "length", "patches": "patches", "frames": "frames"}
+"""The field of `PIECE` that a cap counts; that on ``cost`` counts what no field says."""
+
+
+def piece_costs(model: CostModel, pieces: np.ndarray) -> np.ndarray:
+    """``int64[modules, n]``: what ``PIECE[n]`` cost.
+
+    Raises:
+        PlanError: the model gives no costs.
+    """
+    units = (pieces[field].astype(np.int64) for field in COUNTED.values())
+    return checked(model.cost(*units), len(model.modules), len(pieces), model.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +102,35 @@ class StepRules:
     def cap(self, name: str) -> int | None:
         """Bound on one thing per lane; None if there is none."""
         return int(self.cap_values[self.cap_names.index(name)]) if name in self.cap_names else None
+
+    def loads(
+        self, pieces: np.ndarray, starts: np.ndarray, cost: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """What the caps count in groups of pieces.
+
+        Args:
+            pieces: ``PIECE[m]``, by group.
+            starts: ``int64[groups]``: the first of each.
+            cost: ``int64[modules, groups]``; None to leave out the cap on it.
+
+        Returns:
+            ``int64[groups]`` by cap, in the order of ``cap_names``.
+        """
+        loads: dict[str, np.ndarray] = {}
+        for name in self.cap_names:
+            if name != "cost":
+                loads[name] = np.add.reduceat(pieces[COUNTED[name]].astype(np.int64), starts)
+            elif cost is not None:
+                loads[name] = cost.sum(axis=0)
+        return loads
+
+    def over_cap(self, loads: Mapping[str, np.ndarray]) -> str | None:
+        """The first lane over a cap and by how much, if there is one: `loads` whose groups are the lanes."""
+        for name, of_lane in loads.items():
+            cap = self.cap(name)
+            if cap is not None and of_lane.max() > cap:
+                return f"lane {of_lane.argmax()} has {of_lane.max()} {name}, over caps.{name} {cap}"
+        return None
 
     def enough(self, scale: int = 1) -> tuple[int, int]:
         """How many tokens, or how many pieces, fill ``scale`` steps: always if rows are counted, else nearly always."""

@@ -19,6 +19,8 @@ class DelayReport:
 
     delay: np.ndarray
     """``int64[n]``: steps from the one that drew the document to the one that takes it."""
+    token_steps: int
+    """Sum of ``delay`` over all tokens."""
     mean_token_delay: float
     """Mean of ``delay`` over all tokens, in steps; 0.5 is what the paper reports."""
     max_delay: int
@@ -68,9 +70,11 @@ def delay_report(length: np.ndarray, born: np.ndarray, *, step: int) -> DelayRep
     """How long the documents that ``step`` takes waited: ``int64[n]`` tokens and steps that drew them."""
     delay = step - born.astype(np.int64)
     tokens = length.astype(np.int64)
+    token_steps = int((delay * tokens).sum())
     return DelayReport(
         delay=delay,
-        mean_token_delay=int((delay * tokens).sum()) / max(int(tokens.sum()), 1),
+        token_steps=token_steps,
+        mean_token_delay=token_steps / max(int(tokens.sum()), 1),
         max_delay=int(delay.max(initial=0)),
     )
 
