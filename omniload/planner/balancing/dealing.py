@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from omniload.planner.factors import prime_factors
+
 _ALIKE = 256
 _FEW_GROUPS = 32
 """Up to this many groups, a loop over each of them is faster than one over all at once."""
@@ -29,7 +31,7 @@ def dealt(weight: np.ndarray) -> np.ndarray:
     if int(weight.max() - weight.min()) <= int(weight.sum()) // (num_lanes * _ALIKE):
         return np.arange(num_lanes)
     groups = np.argsort(-weight, kind="stable")[None]  # [groups, lanes], heaviest first
-    for factor in _factors(num_lanes):
+    for factor in prime_factors(num_lanes):
         heavy = weight[groups].reshape(len(groups), -1, factor)
         spread = heavy[:, :, 0] - heavy[:, :, -1]
         order = np.argsort(-spread, axis=1, kind="stable")[:, :, None]
@@ -76,14 +78,3 @@ def _by_sums(heavy: np.ndarray) -> np.ndarray:
         np.put_along_axis(added, part[:, run], heavy[:, run], axis=1)
         sums += added
     return part
-
-
-def _factors(number: int) -> list[int]:
-    """Prime factors, ascending."""
-    factors, factor = [], 2
-    while number > 1:
-        while number % factor == 0:
-            factors.append(factor)
-            number //= factor
-        factor += 1
-    return factors

@@ -38,10 +38,7 @@ def lpt(items: Items) -> np.ndarray:
     Raises:
         Infeasible: no assignment was found that holds the caps.
     """
-    check_possible(items)
-    weight = backbone_weight(items.cost)
-    lane = heaviest_first(weight, items.num_lanes, items.per_lane)
-    return _numbered(weight, refine(items, hold_caps(items, lane), weight[None]), items.num_lanes)
+    return _numbered(backbone_weight(items.cost), _improved(items, heaviest_first), items.num_lanes)
 
 
 def kk(items: Items) -> np.ndarray:
@@ -150,9 +147,14 @@ def none(items: Items) -> np.ndarray:
 
 
 def _differenced(items: Items) -> np.ndarray:
+    return _improved(items, largest_differencing)
+
+
+def _improved(items: Items, assign: Callable[[np.ndarray, int, int | None], np.ndarray]) -> np.ndarray:
+    """What a way of assigning weights makes of the backbone's, within the caps and after exchanges."""
     check_possible(items)
     weight = backbone_weight(items.cost)
-    lane = largest_differencing(weight, items.num_lanes, items.per_lane)
+    lane = assign(weight, items.num_lanes, items.per_lane)
     return refine(items, hold_caps(items, lane), weight[None])
 
 

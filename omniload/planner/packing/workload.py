@@ -7,10 +7,14 @@ long as it takes to cost what the others cost, up to a hard bound.
 from __future__ import annotations
 
 import heapq
+import itertools
+import operator
+from collections.abc import Sequence
 
 import numpy as np
 
 from omniload.kernels import KERNELS
+from omniload.planner.factors import prime_factors
 from omniload.planner.packing.even_out import even_out
 from omniload.planner.packing.parts import Packing
 
@@ -91,28 +95,36 @@ def workload_by_rank(
             patch_capacity=patch_capacity * lanes_of_pack,
         )
 
-    def placed(documents: np.ndarray, lanes: int, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    def placed(documents: np.ndarray, lanes: int, factors: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Documents, and the lane of each, from 0."""
-        factor = next(factor for factor in range(2, lanes + 2) if lanes % factor == 0 or factor > lanes)
-        if groups * factor > MOST_GROUPS or factor >= lanes:
-            packing = inside(documents, lanes, 1)
-            return documents[packing.piece], packing.pack
-        split = inside(documents, factor, lanes // factor)
-        members = [documents[split.piece[split.pack == part]] for part in range(factor)]
-        if sum(map(len, members)) < lanes:
-            packing = inside(documents, lanes, 1)
-            return documents[packing.piece], packing.pack
-        _fill_up(members, cost, lanes // factor)
-        parts = [placed(member, lanes // factor, groups * factor) for member in members]
-        return (
-            np.concatenate([part for part, _ in parts]),
-            np.concatenate([lane * factor + number for number, (_, lane) in enumerate(parts)]),
-        )
+        if factors:
+            share = lanes // factors[0]
+            split = inside(documents, factors[0], share)
+            members = [documents[split.piece[split.pack == part]] for part in range(factors[0])]
+            if sum(map(len, members)) >= lanes:
+                _fill_up(members, cost, share)
+                parts = [placed(member, share, factors[1:]) for member in members]
+                return (
+                    np.concatenate([part for part, _ in parts]),
+                    np.concatenate([lane * factors[0] + number for number, (_, lane) in enumerate(parts)]),
+                )
+        packing = inside(documents, lanes, 1)
+        return documents[packing.piece], packing.pack
 
-    piece, lane = placed(np.arange(len(length)), num_packs, 1)
+    piece, lane = placed(np.arange(len(length)), num_packs, _splits(num_packs))
     by_lane = np.argsort(lane, kind="stable")
     piece = piece[by_lane]
     return Packing(piece=piece, start=np.zeros_like(piece), length=length[piece], pack=lane[by_lane])
+
+
+def _splits(lanes: int) -> list[int]:
+    """Into how many parts lanes are split, and each part again; several lanes are left in the last parts."""
+    groups = itertools.accumulate(prime_factors(lanes), operator.mul)
+    return [
+        factor
+        for factor, count in zip(prime_factors(lanes), groups, strict=True)
+        if count <= MOST_GROUPS and count < lanes
+    ]
 
 
 def _fill_up(members: list[np.ndarray], cost: np.ndarray, least: int) -> None:
