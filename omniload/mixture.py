@@ -29,7 +29,7 @@ from omniload.mixture_problem import first_problem
 from omniload.samples.builtin import TRANSFORMS
 from omniload.samples.chatml import CHAT_TEMPLATES
 from omniload.schedule import Stage, check_order, check_reached, position_of, weights_in
-from omniload.suggest import suggest
+from omniload.suggest import nearest_divisors, suggest
 from omniload.weights import WEIGHT_UNIT, integer_cap
 
 SMALLEST_SHARE = 1e-8
@@ -318,7 +318,7 @@ class Mixture(Frozen):
             )
         self._check_size()
         if self.packs and self.packs % self.lanes:
-            near = _nearest(self.lanes, [n for n in range(1, self.packs + 1) if self.packs % n == 0])
+            near = ", ".join(map(str, nearest_divisors(self.packs, self.lanes, count=4)))
             raise ValueError(
                 f"lanes: {self.lanes} does not divide packs: {self.packs}; nearest values that do: {near}"
             )
@@ -484,8 +484,3 @@ class Mixture(Frozen):
         )
         weights = weights_in(self.schedule, own, at)
         return [weights[name] for name in self.names]
-
-
-def _nearest(value: int, allowed: list[int], count: int = 4) -> str:
-    ranked = sorted(allowed, key=lambda other: (abs(other - value), other))[:count]
-    return ", ".join(str(other) for other in sorted(ranked))

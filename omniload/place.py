@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from omniload.errors import PlaceError
 from omniload.mixture import Mixture
 from omniload.placing.axes import DATA_AXES
+from omniload.suggest import nearest_divisors
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -76,10 +77,9 @@ class Place:
                 if mixture.packs is None or mixture.packs % lanes == 0
             ]
             lanes = sorted(sorted(fitting, key=lambda n: abs(n - mixture.lanes))[:3])
-            sizes = [n for n in range(1, mixture.lanes + 1) if mixture.lanes % n == 0]
             raise PlaceError(
                 f"lanes: {mixture.lanes} cannot be shared by dp_size {self.dp_size}; nearest dp_size for these lanes:"
-                f" {sorted(sorted(sizes, key=lambda n: abs(n - self.dp_size))[:3])}; nearest lanes for this dp_size"
+                f" {nearest_divisors(mixture.lanes, self.dp_size)}; nearest lanes for this dp_size"
                 f"{of_packs}: {lanes or f'none, packs must be a multiple of {self.dp_size}'}"
             )
         return list(range(self.dp_rank, mixture.lanes, self.dp_size))

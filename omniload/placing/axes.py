@@ -24,7 +24,6 @@ AXES = DATA_AXES + SHARED_AXES
 
 MOST_RANKS = 2**24
 """A mesh of more ranks is taken for a slip; it keeps tables by rank small."""
-_FARTHEST = 2**16
 
 
 def check_mesh(names: Sequence[str], sizes: Sequence[Any]) -> tuple[int, ...]:
@@ -101,9 +100,3 @@ def parse_mesh(text: str) -> list[tuple[str, int]]:
 def text_of(names: Sequence[str], sizes: Sequence[int]) -> str:
     """A mesh as people write it, outermost axis first."""
     return " x ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=False)) or "dp=1"
-
-
-def nearest_divisors(number: int, wanted: int) -> list[int]:
-    """Up to three divisors of a number, those nearest to the wanted one, for a remedy."""
-    divisors = [one for one in range(1, min(number, _FARTHEST) + 1) if number % one == 0]
-    return sorted(sorted(divisors, key=lambda one: abs(one - wanted))[:3])

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from omniload.errors import PlaceError
-from omniload.placing.axes import nearest_divisors
 from omniload.placing.columns import check_ranks, whole_columns
 from omniload.placing.filling import fill
+from omniload.suggest import nearest_divisors
 
 _EVEN = (105, 100)
 """Groups are joined until the costliest rank is this close to the mean: beyond, exchanging costs more than it saves."""

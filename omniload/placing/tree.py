@@ -20,12 +20,11 @@ from omniload.placing.axes import (
     SHARED_AXES,
     check_mesh,
     check_world_size,
-    nearest_divisors,
     parse_mesh,
     text_of,
 )
 from omniload.placing.needs import Needs
-from omniload.suggest import suggest
+from omniload.suggest import nearest_divisors, suggest
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
