@@ -145,21 +145,19 @@ def _unknown(checkpoint: StoredCheckpoint, key: str) -> str:
 
 
 def _write_raw(checkpoint: StoredCheckpoint, tensor_id: int, box: Box) -> None:
-    from checkpoint.cli_read import parts_of, read_parts  # imports torch
+    from checkpoint.cli_read import read_in_parts  # imports torch
 
-    for part in parts_of(box, DTYPES[checkpoint.tables.tensors[tensor_id].dtype].itemsize):
-        (data,), _ = read_parts(checkpoint, [(tensor_id, part)])
+    for data in read_in_parts(checkpoint, tensor_id, box):
         sys.stdout.buffer.write(data.data)
     sys.stdout.buffer.flush()
 
 
 def _statistics(checkpoint: StoredCheckpoint, tensor_id: int, box: Box) -> Iterator[str]:
-    from checkpoint.cli_read import parts_of, read_parts  # imports torch
+    from checkpoint.cli_read import read_in_parts  # imports torch
     from checkpoint.cli_statistics import Statistics, as_numbers
 
     dtype = checkpoint.tables.tensors[tensor_id].dtype
     statistics = Statistics()
-    for part in parts_of(box, DTYPES[dtype].itemsize):
-        (data,), _ = read_parts(checkpoint, [(tensor_id, part)])
+    for data in read_in_parts(checkpoint, tensor_id, box):
         statistics.add(as_numbers(data, dtype))
     yield from statistics.lines()

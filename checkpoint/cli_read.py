@@ -10,6 +10,7 @@ import torch
 from checkpoint.boxes import Box
 from checkpoint.engine.memory import Bytes, flat_bytes
 from checkpoint.engine.read import Wanted, flat_range_boxes, read_boxes
+from checkpoint.format.dtypes import DTYPES
 from checkpoint.planner import torch_dtype
 from checkpoint.stored import StoredCheckpoint
 
@@ -27,6 +28,13 @@ def parts_of(box: Box, itemsize: int) -> Iterator[Box]:
     step = PART_BYTES // itemsize
     for begin in range(0, box.num_elements, step):
         yield from flat_range_boxes(box, begin, min(begin + step, box.num_elements))
+
+
+def read_in_parts(checkpoint: StoredCheckpoint, tensor_id: int, box: Box) -> Iterator[Bytes]:
+    """The bytes of a box of one tensor, part by part; otherwise as :func:`read_parts`."""
+    for part in parts_of(box, DTYPES[checkpoint.tables.tensors[tensor_id].dtype].itemsize):
+        (data,), _ = read_parts(checkpoint, [(tensor_id, part)])
+        yield data
 
 
 def read_parts(checkpoint: StoredCheckpoint, parts: Sequence[tuple[int, Box]]) -> tuple[list[Bytes], int]:
