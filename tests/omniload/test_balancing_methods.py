@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +11,7 @@ from hypothesis import strategies as st
 
 from omniload.errors import PlanError
 from omniload.planner.balancing import METHODS, Infeasible, Items, lane_sums
+from tests.elsewhere import VECTOR_FEATURES, printed
 from tests.omniload.balancing import every_assignment, few_items, items_of, numbers, sums_of_every_assignment
 
 methods = pytest.mark.parametrize("method", list(METHODS))
@@ -196,20 +193,7 @@ print(digest.hexdigest())
 """
 
 
-def _answers(**environment: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", _ANSWERS],
-        env=os.environ | environment,
-        cwd=Path(__file__).parents[2],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
-
-
 def test_answers_depend_neither_on_the_hash_seed_nor_on_the_vector_instructions() -> None:
-    features = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
-    one = _answers(PYTHONHASHSEED="0")
+    one = printed(_ANSWERS, PYTHONHASHSEED="0")
     assert len(one) == 65
-    assert one == _answers(PYTHONHASHSEED="1", NPY_DISABLE_CPU_FEATURES=" ".join(features))
+    assert one == printed(_ANSWERS, PYTHONHASHSEED="1", NPY_DISABLE_CPU_FEATURES=VECTOR_FEATURES)

@@ -16,10 +16,10 @@ from tests.omniload.mixtures import hard_mixture, token_rows, write_parquet
 
 
 def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of ``omniload *args``."""
-    monkeypatch.setattr(sys, "argv", ["omniload", *args])
+    monkeypatch.setattr(sys, "argv", ["omniload", *map(str, args)])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
         main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import xml.etree.ElementTree as ET
 from itertools import islice
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from omniload import DataLoader
-from omniload.cli import main
 from omniload.forecasting.dry_run import DryRun
 from omniload.forecasting.evenness import PLANNED, RANDOM, TOKENS, Evenness, ways_to_balance
 from omniload.mixture import Mixture
@@ -22,24 +19,15 @@ from omniload.placing import ClientPlaceTree
 from omniload.planner.balancing import METHODS
 from omniload.planner.rules import StepRules
 from tests.omniload.mixtures import hard_mixture, token_rows, write_parquet
+from tests.omniload.test_cli import run as run_command
+from tests.omniload.test_cli import write_mixture
 
 
 def run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of ``omniload data plan *args``."""
-    monkeypatch.setattr(sys, "argv", ["omniload", "data", "plan", *map(str, args)])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    captured = capsys.readouterr()
-    return int(ended.value.code or 0), captured.out, captured.err
-
-
-def written(folder: Path, mixture: dict[str, Any]) -> Path:
-    path = folder / "mixture.yaml"
-    path.write_text(yaml.safe_dump(mixture))
-    return path
+    return run_command(capsys, monkeypatch, "data", "plan", *args)
 
 
 def balanced(folder: Path, **keys: Any) -> dict[str, Any]:
@@ -62,7 +50,7 @@ def balanced(folder: Path, **keys: Any) -> dict[str, Any]:
 def test_the_numbers_are_those_of_the_run_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, hard_mixture(tmp_path / "data"))
+    path = write_mixture(tmp_path, hard_mixture(tmp_path / "data"))
     code, out, _ = run(capsys, monkeypatch, path, "--steps", 20, "--mesh", "dp=4,pp=2", "--json")
     assert code == 0
     found = json.loads(out)
@@ -107,7 +95,7 @@ def test_the_step_that_a_source_runs_out_at_is_foretold_from_a_few(
     for i in range(8):
         write_parquet(tmp_path / f"many/{i}.parquet", token_rows(i, 150, 40))
     mixture["sources"]["b"] = {"path": str(tmp_path / "many"), "weight": 1, "repeat": 2}
-    path = written(tmp_path, mixture)
+    path = write_mixture(tmp_path, mixture)
     code, out, _ = run(capsys, monkeypatch, path, "--steps", 8, "--json")
     assert code == 0
     found = json.loads(out)
@@ -152,7 +140,7 @@ def test_tables_and_picture_show_every_source_and_every_way(
 ) -> None:
     mixture = balanced(tmp_path)
     mixture["sources"]["<&é"] = mixture["sources"].pop("b")
-    path = written(tmp_path, mixture)
+    path = write_mixture(tmp_path, mixture)
     picture = tmp_path / "plan.svg"
     code, out, _ = run(
         capsys, monkeypatch, path, "--steps", 4, "--mesh", "dp=2,cp=2,pp=2", "--picture", picture
@@ -179,7 +167,7 @@ def test_where_packing_decides_the_lanes_only_the_plan_itself_is_judged(
 ) -> None:
     mixture = balanced(tmp_path, packing=packing)
     mixture[size] = {"lane_tokens": 2048, "packs": mixture.pop("packs")}[size]
-    path = written(tmp_path, mixture)
+    path = write_mixture(tmp_path, mixture)
     code, out, _ = run(capsys, monkeypatch, path, "--steps", 4, "--json")
     assert code == 0
     found = json.loads(out)
@@ -191,7 +179,7 @@ def test_where_packing_decides_the_lanes_only_the_plan_itself_is_judged(
 def test_a_picture_that_cannot_be_written_ends_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, balanced(tmp_path))
+    path = write_mixture(tmp_path, balanced(tmp_path))
     folder = tmp_path / "folder.svg"
     folder.mkdir()
     code, out, err = run(capsys, monkeypatch, path, "--steps", 2, "--picture", folder)
@@ -206,7 +194,7 @@ def test_a_stream_that_is_over_at_once_says_so(
 ) -> None:
     mixture = balanced(tmp_path, packs=2400)
     mixture["sources"]["b"]["on_exhausted"] = "stop"
-    code, out, _ = run(capsys, monkeypatch, written(tmp_path, mixture), "--steps", 4)
+    code, out, _ = run(capsys, monkeypatch, write_mixture(tmp_path, mixture), "--steps", 4)
     assert code == 0
     assert "0 steps, 0 tokens" in out
     assert "'b' gave its last sample at step 0" in out
@@ -228,7 +216,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args, message = BAD[case]
-    path = written(tmp_path, balanced(tmp_path))
+    path = write_mixture(tmp_path, balanced(tmp_path))
     code, out, err = run(capsys, monkeypatch, path, *args)
     assert code == 2
     assert err.startswith("error: ")
@@ -240,7 +228,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_a_truncated_file_ends_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, balanced(tmp_path))
+    path = write_mixture(tmp_path, balanced(tmp_path))
     data = tmp_path / "a.parquet"
     data.write_bytes(data.read_bytes()[:-100])
     code, _, err = run(capsys, monkeypatch, path)
@@ -253,7 +241,7 @@ def test_a_ramp_has_shares_in_a_forecast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ramp = [{"tokens": 20_000_000_000, "ramp": "cosine", "weights": {"a": 1, "b": 3}}]
-    path = written(tmp_path, balanced(tmp_path, schedule=ramp))
+    path = write_mixture(tmp_path, balanced(tmp_path, schedule=ramp))
     code, out, _ = run(capsys, monkeypatch, path, "--steps", 4, "--json")
     assert code == 0
     shares = [source["declared"] for source in json.loads(out)["sources"]]
@@ -280,12 +268,9 @@ def test_what_plans_steps_is_validated_with_the_mixture(
     override: str,
     message: str,
 ) -> None:
-    path = written(tmp_path, balanced(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["omniload", "data", "validate", str(path), override])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    error = capsys.readouterr().err
-    assert ended.value.code == 2
+    path = write_mixture(tmp_path, balanced(tmp_path))
+    code, _, error = run_command(capsys, monkeypatch, "data", "validate", path, override)
+    assert code == 2
     assert message in error
     assert error.count("\n") == 1
     with pytest.raises(ValueError, match=message):
@@ -295,7 +280,7 @@ def test_what_plans_steps_is_validated_with_the_mixture(
 def test_an_error_in_a_strategy_names_it_and_the_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, balanced(tmp_path, strategy=f"{__name__}:failing"))
+    path = write_mixture(tmp_path, balanced(tmp_path, strategy=f"{__name__}:failing"))
     code, _, error = run(capsys, monkeypatch, path, "--steps", 2)
     assert code == 2
     assert f"strategy {__name__}:failing: step 0: KeyError: 'no such thing'" in error
@@ -305,7 +290,7 @@ def test_an_error_in_a_strategy_names_it_and_the_step(
 def test_a_picture_is_asked_for_by_its_ending(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, balanced(tmp_path))
+    path = write_mixture(tmp_path, balanced(tmp_path))
     code, _, error = run(capsys, monkeypatch, path, "--steps", 2, "--picture", tmp_path / "plan.png")
     assert code == 2
     assert "give it a name that ends in .svg" in error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 import yaml
 
 from omniload import DataLoader
-from omniload.cli import main
 from tests.omniload.mixtures import hard_mixture
+from tests.omniload.test_cli import run as run_command
 
 STEPS = 24
 
@@ -22,12 +21,7 @@ def run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of ``omniload data replay *args``."""
-    monkeypatch.setattr(sys, "argv", ["omniload", "data", "replay", *map(str, args)])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    captured = capsys.readouterr()
-    return int(ended.value.code or 0), captured.out, captured.err
+    return run_command(capsys, monkeypatch, "data", "replay", *args)
 
 
 def rows_of(loader: Any, lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:

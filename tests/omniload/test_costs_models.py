@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from omniload.planner.costs import (
     TokenCost,
     cost_model,
 )
+from tests.elsewhere import VECTOR_FEATURES, printed
 
 DECODER = Decoder(
     hidden_size=64,
@@ -113,21 +112,9 @@ print(digest.hexdigest())
 
 
 def test_costs_and_slices_depend_neither_on_the_hash_seed_nor_on_the_vector_instructions() -> None:
-    features = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])  # type: ignore[call-overload]
     answers = [
-        subprocess.run(
-            [sys.executable, "-c", ANSWERS],
-            env=os.environ | environment,
-            cwd=Path(__file__).parents[2],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        ).stdout
-        for environment in (
-            {"PYTHONHASHSEED": "0"},
-            {"PYTHONHASHSEED": "1", "NPY_DISABLE_CPU_FEATURES": " ".join(features)},
-        )
+        printed(ANSWERS, PYTHONHASHSEED="0"),
+        printed(ANSWERS, PYTHONHASHSEED="1", NPY_DISABLE_CPU_FEATURES=VECTOR_FEATURES),
     ]
     assert len(answers[0]) == 65
     assert answers[0] == answers[1]

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +12,10 @@ from omniload.mixture import Mixture
 from omniload.planner import Planner, StreamState
 from omniload.planner.arrange import WAYS
 from omniload.planner.balancing import METHODS
+from tests.elsewhere import VECTOR_FEATURES, printed
 from tests.omniload.planning import FakeMetadata
 
 SEQ_LEN = 64
-_FEATURES = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])  # type: ignore[call-overload]
 MODEL = {
     "backbone": {
         "hidden_size": 256,
@@ -85,17 +81,8 @@ print(json.dumps(plan_hashes()))
     [
         ("compiled", {"PYTHONHASHSEED": "1"}),
         ("python", {"PYTHONHASHSEED": "2"}),
-        ("compiled", {"NPY_DISABLE_CPU_FEATURES": " ".join(_FEATURES)}),
+        ("compiled", {"NPY_DISABLE_CPU_FEATURES": VECTOR_FEATURES}),
     ],
 )
 def test_plans_are_the_same_in_another_process(kernels: str, environment: dict[str, str]) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-c", _ELSEWHERE, kernels],
-        env=os.environ | environment,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert json.loads(answer.stdout) == plan_hashes()
+    assert json.loads(printed(_ELSEWHERE, kernels, **environment)) == plan_hashes()
