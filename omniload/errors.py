@@ -96,3 +96,8 @@ class LoaderStopped(OmniloadError, RuntimeError):
 
 class LoaderTimeout(OmniloadError, TimeoutError):
     """A wait inside the loader outlasted its limit."""
+
+
+def kind_and_message(error: BaseException) -> str:
+    """What an error raised by somebody else's code says, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"

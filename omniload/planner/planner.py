@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from omniload.errors import DecisionError, OmniloadError, PlanError
+from omniload.errors import DecisionError, OmniloadError, PlanError, kind_and_message
 from omniload.mixture import Mixture
 from omniload.pieces import Failure, join_pieces
 from omniload.planner.checks import check_plan
@@ -172,10 +172,7 @@ class Planner:
         except Exception as error:
             if mixture.strategy is None or isinstance(error, OmniloadError):
                 raise
-            reason = " ".join(str(error).split()) or "no message"
-            raise PlanError(
-                f"strategy {mixture.strategy}: step {step}: {type(error).__name__}: {reason}"
-            ) from error
+            raise PlanError(f"strategy {mixture.strategy}: step {step}: {kind_and_message(error)}") from error
         carried = graph.carried()
         if mixture.strategy is not None:
             check_plan(plan, step, graph.candidates, carried, self._rules, mixture.strategy)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from omniload.errors import MixtureError, SourceError
+from omniload.errors import MixtureError, SourceError, kind_and_message
 from omniload.sources.protocol import BadRow, FileEntry, Row
 from omniload.sources.shared import reader_of
 from omniload.sources.torch_rows import copy_of, row_of
@@ -42,10 +42,9 @@ class DatasetSource:
         try:
             self._num_rows = len(dataset)
         except Exception as error:
-            reason = " ".join(str(error).split()) or "no message"
             raise MixtureError(
                 f"source '{name}': {where} gives a {type(dataset).__name__} without a length"
-                f" ({type(error).__name__}: {reason}); give it __len__"
+                f" ({kind_and_message(error)}); give it __len__"
             ) from error
         self._reader = reader_of(dataset, _Reader)
         known = f"{where}\0{self._num_rows}" + (f"\0{identity}" if identity else "")
@@ -156,7 +155,6 @@ def _asked(source: str, get: Any, index: Any, what: str) -> Any:
     try:
         return get(index)
     except Exception as error:
-        reason = " ".join(str(error).split()) or "no message"
         raise SourceError(
-            f"source '{source}': {what} of the dataset cannot be read: {type(error).__name__}: {reason}"
+            f"source '{source}': {what} of the dataset cannot be read: {kind_and_message(error)}"
         ) from error

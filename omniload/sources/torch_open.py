@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from omniload.errors import MixtureError
+from omniload.errors import MixtureError, kind_and_message
 from omniload.given import Given
 from omniload.importing import import_named
 from omniload.sources.protocol import Source
@@ -59,9 +59,8 @@ def _made(name: str, factory: str, args: Mapping[str, Any]) -> Any:
     try:
         return make(**args)
     except Exception as error:
-        reason = " ".join(str(error).split()) or "no message"
         raise MixtureError(
-            f"source '{name}': dataset {factory} cannot be made: {type(error).__name__}: {reason}"
+            f"source '{name}': dataset {factory} cannot be made: {kind_and_message(error)}"
         ) from error
 
 

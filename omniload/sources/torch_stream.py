@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from omniload.errors import SourceError
+from omniload.errors import SourceError, kind_and_message
 from omniload.sources.protocol import BadRow, Row
 from omniload.sources.recent import Recent
 from omniload.sources.torch_rows import digest_of, row_of
@@ -241,5 +241,4 @@ class Stream:
 
 
 def _failed(source: str, what: str, error: Exception) -> SourceError:
-    reason = " ".join(str(error).split()) or "no message"
-    return SourceError(f"source '{source}': the dataset {what}: {type(error).__name__}: {reason}")
+    return SourceError(f"source '{source}': the dataset {what}: {kind_and_message(error)}")

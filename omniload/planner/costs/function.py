@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from omniload.errors import PlanError
+from omniload.errors import PlanError, kind_and_message
 from omniload.importing import source_text
 from omniload.planner.costs.check import checked
 from omniload.planner.costs.protocol import MODULES, fingerprint_of
@@ -56,8 +56,7 @@ class FunctionCost:
         try:
             return np.asarray(self._function(length, patches, frames))
         except Exception as error:
-            reason = " ".join(str(error).split()) or "no message"
-            raise PlanError(f"cost '{self.name}': {type(error).__name__}: {reason}") from error
+            raise PlanError(f"cost '{self.name}': {kind_and_message(error)}") from error
 
 
 def _name_of(function: Callable[..., object]) -> str:
