@@ -15,6 +15,8 @@
     │   ├── SampleError (ValueError)             one sample that breaks its source's policy
     │   └── TooManyFailures (ValueError)         more quarantined rows than the source's budget
     ├── QuarantineError (OSError)           the quarantine file cannot be written
+    ├── ObservingError (OSError)            numbers or events of a job that cannot be written, read or served
+    ├── JobNotFound (LookupError)           a job that publishes no numbers
     ├── LoaderStopped (RuntimeError)        the threads of a loader are gone: closed elsewhere, or before a fork
     └── LoaderTimeout (TimeoutError)        a wait that outlasted its limit; names what it waited for
 
@@ -88,6 +90,14 @@ class TooManyFailures(SourceError, ValueError):
 
 class QuarantineError(OmniloadError, OSError):
     """The quarantine file cannot be written."""
+
+
+class ObservingError(OmniloadError, OSError):
+    """Numbers or events of a job cannot be written, read or served."""
+
+
+class JobNotFound(OmniloadError, LookupError):
+    """No job of this name publishes its numbers."""
 
 
 class LoaderStopped(OmniloadError, RuntimeError):

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from omniload.cli import data, doctor
+from omniload.cli import data, doctor, top
 from omniload.errors import OmniloadError
 from storage import BadRequest, StorageError
 
@@ -60,6 +60,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data", help="Check and look at mixtures.")
 app.command("doctor")(doctor.doctor)
+app.command("top")(top.top)
 
 
 def main() -> None:
