@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -18,7 +19,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from omniload.constructor import DERIVED
+from omniload.constructor import DERIVED, LaneArrays
 from omniload.control import Control, DecisionLog
 from omniload.errors import (
     LoaderStopped,
@@ -33,7 +34,8 @@ from omniload.lazy import lazy
 from omniload.ledger import Ledger
 from omniload.loader import BUFFER_BYTES, SourceLoader, open_loader
 from omniload.mixture import Mixture
-from omniload.origins import origins
+from omniload.observing.stats import ClientStats
+from omniload.observing.timing import Timing
 from omniload.pieces import Failure
 from omniload.place import Place
 from omniload.planner import Plan, StreamState
@@ -41,7 +43,9 @@ from omniload.planner.rules import StepRules
 from omniload.planner.strategies import load_strategy
 from omniload.quarantine import Quarantine
 from omniload.runtime.chaos import Chaos
-from omniload.runtime.inline import End, InlineRuntime, Step
+from omniload.runtime.inline import InlineHost
+from omniload.runtime.options import Execution, RayOptions, Settings, chosen
+from omniload.runtime.steps import End, Host, Ready, Runtime, Step
 from omniload.samples.tokenize import Tokenizer
 from omniload.sources.split import Split
 from omniload.torch_loader.entry import DataLoader
@@ -120,6 +124,9 @@ class MixtureLoader(DataLoader[Lane]):
         timeout_s: limit of every wait inside the loader.
         derived: which of targets (or labels), position_ids and segment_ids lanes have, all by default: building the
             ones that a model does not look at takes as long as the rest.
+        execution: overrides where sources are read and steps planned: in threads of this process (``inline``), or in
+            actors that all ranks of the job share (``ray``). ``auto`` takes Ray where the job has several processes.
+        ray: overrides how Ray hosts them.
         chaos: disturbs timing, buffers and loaders at random, for tests of what must not depend on them.
 
     Raises:
@@ -148,6 +155,8 @@ class MixtureLoader(DataLoader[Lane]):
         buffer_bytes: int = BUFFER_BYTES,
         timeout_s: float = 300.0,
         derived: Collection[str] = DERIVED,
+        execution: Execution | None = None,
+        ray: RayOptions | Mapping[str, Any] | None = None,
         chaos: Chaos | None = None,
     ) -> None:
         self._mixture = Mixture.load(
@@ -157,6 +166,8 @@ class MixtureLoader(DataLoader[Lane]):
             lanes=lanes,
             steps=steps,
             quarantine=None if quarantine is None else str(quarantine),
+            execution=execution,
+            ray=ray.model_dump() if isinstance(ray, RayOptions) else ray,
         )
         # Before torch's part, which asks for it.
         self._place = Place.of(dp_rank=dp_rank, dp_size=dp_size, mesh=mesh)
@@ -166,7 +177,6 @@ class MixtureLoader(DataLoader[Lane]):
             raise ValueError(
                 f"prefetch_steps: {prefetch_steps} is below 1; the step being built needs a place"
             )
-        self._prefetch_steps = prefetch_steps
         unknown = sorted(set(derived) - set(DERIVED))
         if unknown:
             raise ValueError(f"derived: '{unknown[0]}' is none of {', '.join(DERIVED)}")
@@ -175,7 +185,6 @@ class MixtureLoader(DataLoader[Lane]):
             raise ValueError(
                 f"derived: with labels: {self._mixture.labels} lanes have no '{other}'; ask for {told}, or change it"
             )
-        self._derived = tuple(derived)
         if buffer_bytes < 0 or not 0 < timeout_s <= threading.TIMEOUT_MAX:
             raise ValueError(
                 f"buffer_bytes: {buffer_bytes} must not be negative, timeout_s: {timeout_s} must be positive and at"
@@ -187,23 +196,33 @@ class MixtureLoader(DataLoader[Lane]):
             )
         StepRules.of(self._mixture)  # so that a cost or a strategy that is not there is said now
         load_strategy(self._mixture.strategy)
-        self._timeout_s = timeout_s
-        self._chaos = chaos
-        self._loaders = self._open_loaders(split, buffer_bytes)
-        self._split: Split = split
+        if split not in ("train", "held_out"):
+            raise ValueError(f"split: '{split}' is neither 'train' nor 'held_out'")
+        settings = Settings(
+            split=split,
+            prefetch_steps=prefetch_steps,
+            buffer_bytes=buffer_bytes,
+            timeout_s=timeout_s,
+            derived=tuple(derived),
+            chaos=chaos,
+        )
+        self._host = self._make_host(settings)
         self._quarantine = self._open_quarantine()
         self._process = os.getpid()
         # Held while what follows moves: the state may be taken, and the loader closed, in another thread. It may be
         # taken again, for a signal's handler that takes the state runs in the thread that it interrupts.
         self._moving = threading.RLock()
-        self._state = StreamState.initial(len(self._loaders))
+        self._state = StreamState.initial(len(self._mixture.names))
         # Beyond the steps asked for, those in the queue and one that waits to get in are planned, or being planned.
         self._log = DecisionLog(self._mixture.names, prefetch_steps + 2, self._moving)
         self._step: Step | None = None
         self._yielded = 0
         self._to_skip = 0
         self._plans: OrderedDict[int, Plan] = OrderedDict()
-        self._runtime: InlineRuntime | None = None
+        self._runtime: Runtime | None = None
+        self._stall = Timing()
+        self._began_s = time.monotonic()
+        self._tokens = 0
         self._runs_in = 0  # process of the runtime's threads
         self._stopper: weakref.finalize[..., Any] | None = None
 
@@ -220,7 +239,7 @@ class MixtureLoader(DataLoader[Lane]):
     @lazy
     def _identity(self) -> Identity:
         # Of many local files it takes a while, so the first step does not wait for it.
-        return Identity.of(self._mixture, [group[0] for group in self._loaders], self._split)
+        return self._host.identity()
 
     @property
     def mixture(self) -> Mixture:
@@ -288,7 +307,7 @@ class MixtureLoader(DataLoader[Lane]):
             raise LookupError(
                 f"step {lane['step']} is not among the last {PLANS_KEPT} served; ask for samples sooner"
             )
-        return origins(plan, lane["lane"], [loader for loader, *_ in self._loaders])
+        return self._host.origins(plan, lane["lane"])
 
     def plan(self, step: int) -> Plan:
         """The plan of one of the last `PLANS_KEPT` steps served.
@@ -310,7 +329,22 @@ class MixtureLoader(DataLoader[Lane]):
 
         A row appears when it is read, which is ahead of the step it would have gone to.
         """
-        return [failure for group in self._loaders for loader in group for failure in list(loader.failures)]
+        return self._host.failures()
+
+    def stats(self) -> ClientStats:
+        """How well the loader keeps up: above all, how long each of the last steps was waited for."""
+        step, runtime = self._step, self._runtime
+        ready = runtime.ready() if runtime is not None else Ready()
+        return ClientStats(
+            rank=int(os.environ.get("RANK", self._place.dp_rank)),
+            step=step.plan.step if step is not None else self._state.step,
+            stall_p50_ms=self._stall.p50_ms,
+            stall_p99_ms=self._stall.p99_ms,
+            fetch_p50_ms=ready.fetch_p50_ms,
+            queue_steps=ready.steps,
+            queue_bytes=ready.num_bytes,
+            tokens_per_s=self._tokens / (time.monotonic() - self._began_s),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands after the lanes yielded so far: JSON-serialisable, the same on every rank.
@@ -360,7 +394,7 @@ class MixtureLoader(DataLoader[Lane]):
         stream = StreamState.from_json(dict(state["stream"]), self._mixture.names)
         decisions = self._log.read(state.get("decisions"), stream.decisions)
         with self._moving:
-            self.close()
+            self._halt()
             self._log.load(decisions)
             self._log.stop(stream.step + bool(yielded))
             self._state, self._step = stream, None
@@ -368,10 +402,16 @@ class MixtureLoader(DataLoader[Lane]):
             self._plans.clear()
 
     def close(self) -> None:
-        """Stop the threads. The loader stays where it is; iterating starts them again.
+        """Stop the threads, and leave the actors. The loader stays where it is; iterating starts them again.
 
         Another thread that waits for a step gets `LoaderStopped`.
         """
+        with self._moving:
+            self._halt()
+            self._host.close()
+
+    def _halt(self) -> None:
+        """Stop the runtime."""
         with self._moving:
             if self._runtime is not None:
                 assert self._stopper is not None, "set together with the runtime"
@@ -400,40 +440,47 @@ class MixtureLoader(DataLoader[Lane]):
         # What was decided after the step was planned is part of the stream as well.
         return replace(stream, decisions=self._log.since(stream.step)), yielded
 
-    def _open_loaders(self, split: Split, buffer_bytes: int) -> list[list[SourceLoader]]:
+    def _make_host(self, settings: Settings) -> Host:
+        if chosen(self._mixture.execution) == "ray":
+            from omniload.runtime.ray.host import RayHost  # loads ray
+
+            return RayHost(self._mixture, self._place, settings, self.stats)
+        loaders = self._open_loaders(settings)
+        return InlineHost(self._mixture, loaders, self._lanes, settings)
+
+    def _open_loaders(self, settings: Settings) -> list[list[SourceLoader]]:
         """For each source, the loaders that share it: one, unless chaos wants more."""
-        if split not in ("train", "held_out"):
-            raise ValueError(f"split: '{split}' is neither 'train' nor 'held_out'")
-        path = self._mixture.tokenizer
+        path, chaos = self._mixture.tokenizer, settings.chaos
         tokenizer = Tokenizer.from_file(path) if path is not None else None
-        groups = []
-        for name in self._mixture.names:
-            count = self._chaos.source(name).num_loaders() if self._chaos else 1
-            groups.append(
-                [
-                    open_loader(
-                        name, self._mixture, tokenizer=tokenizer, split=split, buffer_bytes=buffer_bytes
-                    )
-                    for _ in range(count)
-                ]
-            )
         if self._place.dp_size > 1 and tokenizer is not None:
             logger.warning(
-                "each of the %d data-parallel ranks tokenizes the whole mixture by itself; pre-tokenise the data if"
-                " the loader is the bottleneck",
+                "each of the %d data-parallel ranks tokenizes the whole mixture by itself; set execution: ray, or"
+                " pre-tokenise the data, if the loader is the bottleneck",
                 self._place.dp_size,
             )
-        return groups
+        return [
+            [
+                open_loader(
+                    name,
+                    self._mixture,
+                    tokenizer=tokenizer,
+                    split=settings.split,
+                    buffer_bytes=settings.buffer_bytes,
+                )
+                for _ in range(chaos.source(name).num_loaders() if chaos else 1)
+            ]
+            for name in self._mixture.names
+        ]
 
     def _open_quarantine(self) -> Quarantine | None:
         if self._mixture.quarantine is None:
             return None
         path = Path(self._mixture.quarantine)
-        for loader, *_ in self._loaders:
-            alike = [entry.url for entry in loader.source.files if entry.url.endswith(f"/{path.name}")]
+        for source, name in enumerate(self._mixture.names):
+            alike = [url for url in self._host.urls(source) if url.endswith(f"/{path.name}")]
             if any(Path(url).resolve() == path.resolve() for url in alike):
                 raise MixtureError(
-                    f"quarantine: {path} is a file of source '{loader.name}'; give one that no source reads"
+                    f"quarantine: {path} is a file of source '{name}'; give one that no source reads"
                 )
         return Quarantine(path) if self._place.dp_rank == 0 else None
 
@@ -447,7 +494,8 @@ class MixtureLoader(DataLoader[Lane]):
                 "the loader was iterated over before this process was forked, and its threads are not here; start the"
                 " process before, or make a loader in it"
             )
-        step = runtime.next_step()
+        with self._stall.measure():
+            step = runtime.next_step()
         with self._moving:
             if self._runtime is not runtime:
                 raise LoaderStopped(
@@ -455,12 +503,13 @@ class MixtureLoader(DataLoader[Lane]):
                 )
             self._note_quarantined(step)
             if isinstance(step, BaseException):
-                self.close()  # the next call starts afresh from where the loader stands
+                self._halt()  # the next call starts afresh from where the loader stands
                 raise step
             if isinstance(step, End):
                 self._state, self._step, self._yielded, self._to_skip = step.after, None, 0, 0
                 return False
             self._step, self._yielded, self._to_skip = step, self._to_skip, 0
+            self._tokens += sum(_num_tokens(lane) for lane in step.lanes)
             self._plans[step.plan.step] = step.plan
             if len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)
@@ -468,24 +517,15 @@ class MixtureLoader(DataLoader[Lane]):
             threading.Thread(target=self._identify, name="omniload-identify", daemon=True).start()
         return True
 
-    def _start(self) -> InlineRuntime:
-        """Start the threads, from where the loader stands."""
+    def _start(self) -> Runtime:
+        """Start the runtime, from where the loader stands."""
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1 and self._process != os.getpid():
             raise PlaceError(
                 f"each of the {worker.num_workers} workers of a torch DataLoader would give the whole stream of this"
                 " loader; iterate over it itself, which has threads of its own"
             )
-        runtime = InlineRuntime(
-            self._mixture,
-            self._loaders,
-            self._lanes,
-            self._position()[0],
-            prefetch_steps=self._prefetch_steps,
-            timeout_s=self._timeout_s,
-            derived=self._derived,
-            chaos=self._chaos,
-        )
+        runtime = self._host.start(self._position()[0])
         self._log.planned_by(runtime.decide)
         self._runs_in = os.getpid()
         self._stopper = weakref.finalize(self, runtime.abandon)
@@ -503,7 +543,7 @@ class MixtureLoader(DataLoader[Lane]):
             elif isinstance(item, TooManyFailures):
                 self._quarantine.add(item.failures, self._position()[0].step)
         except OmniloadError:
-            self.close()  # the step is not handed out, so the next call starts afresh before it
+            self._halt()  # the step is not handed out, so the next call starts afresh before it
             raise
 
     def _identify(self) -> None:
@@ -520,3 +560,9 @@ class MixtureLoader(DataLoader[Lane]):
         lane["lane"] = self._lanes[index]
         lane["is_last_in_step"] = index == len(self._lanes) - 1
         return lane
+
+
+def _num_tokens(lane: LaneArrays) -> int:
+    ids = lane["input_ids"]
+    assert isinstance(ids, np.ndarray)
+    return ids.size

@@ -23,6 +23,20 @@ class PayloadSource(Protocol):
         """The tokens of ``pieces``, all of one source, in order."""
 
 
+def pieces_of(plan: Plan, lanes: Sequence[int]) -> np.ndarray:
+    """``PIECE[n]``: the pieces of some lanes, one lane after the other."""
+    return join_pieces([plan.pieces[plan.lane_slice(lane)] for lane in lanes])
+
+
+def gather(pieces: np.ndarray, source: PayloadSource) -> Payload:
+    """The payload of ``PIECE[n]`` of several sources, in their order."""
+    parts = []
+    for number in np.unique(pieces["source"]).tolist():
+        where = np.flatnonzero(pieces["source"] == number)
+        parts.append((where.tolist(), source.payload(number, pieces[where])))
+    return parts[0][1] if len(parts) == 1 else Payload.gathered(len(pieces), parts)
+
+
 DERIVED = ("targets", "labels", "position_ids", "segment_ids")
 """The token-wise arrays of a lane besides ``input_ids``; it has ``targets`` or ``labels``."""
 
@@ -43,26 +57,29 @@ are of any length, that of the lane's longest.
 
 
 class DataConstructor:
-    """Builds lanes: gathers tokens, pads, derives targets, positions and segments.
+    """Builds lanes: pads, derives targets, positions and segments.
 
     Args:
         mixture: the mixture.
-        source: where tokens come from.
         derived: which of `DERIVED` to make.
     """
 
-    def __init__(self, mixture: Mixture, source: PayloadSource, derived: Collection[str] = DERIVED) -> None:
+    def __init__(self, mixture: Mixture, derived: Collection[str] = DERIVED) -> None:
         self._seq_len = mixture.seq_len
         self._full = mixture.packing not in ROWS_OF_ANY_LENGTH
         self._derived = set(derived) - {"labels" if mixture.labels == "shifted" else "targets"}
-        self._source = source
         self._recycler = Recycler()
         self._extras = LaneExtras(mixture, self._recycler)
 
-    def build(self, plan: Plan, lanes: Sequence[int]) -> list[LaneArrays]:
-        """The given lanes of a plan, in the order given. They share memory: one allocation holds all of a kind."""
-        pieces = join_pieces([plan.pieces[plan.lane_slice(lane)] for lane in lanes])
-        payload = self._gather(pieces)
+    def build(self, plan: Plan, lanes: Sequence[int], payload: Payload) -> list[LaneArrays]:
+        """The given lanes of a plan, in the order given. They share memory: one allocation holds all of a kind.
+
+        Args:
+            plan: the plan.
+            lanes: which of its lanes.
+            payload: of their pieces, as `pieces_of` gives them.
+        """
+        pieces = pieces_of(plan, lanes)
         length = pieces["length"].astype(np.int64)
         # The packs of all lanes laid end to end; a lane is a run of them.
         rows = [len(plan.packs_of(lane)) for lane in lanes]
@@ -117,14 +134,6 @@ class DataConstructor:
             position_ids=derived("position_ids", np.int64),
             segment_ids=derived("segment_ids", np.int32),
         )
-
-    def _gather(self, pieces: np.ndarray) -> Payload:
-        """The payload of pieces of several sources, in their order."""
-        parts = []
-        for source in np.unique(pieces["source"]).tolist():
-            where = np.flatnonzero(pieces["source"] == source)
-            parts.append((where.tolist(), self._source.payload(source, pieces[where])))
-        return parts[0][1] if len(parts) == 1 else Payload.gathered(len(pieces), parts)
 
 
 def _lay_out(pack: np.ndarray, length: np.ndarray, widths: np.ndarray) -> Layout:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from omniload.errors import StateError
-from omniload.loader import SourceLoader
+from omniload.loader import Digests
 from omniload.mixture import Mixture
 from omniload.planner.costs import cost_model
 from omniload.planner.packing import MAX_WAIT_STEPS
@@ -22,8 +22,8 @@ from omniload.planner.strategies import source_of
 
 # What a source's entry does not depend on: where the files are, how to get at them, and when to give up.
 _ELSEWHERE = {"path", "storage_options", "chat_template", "max_failures", "max_failure_fraction"}
-# Top-level keys with an entry of their own, or that only say when to stop or where to report.
-_NOT_SHAPE = {"sources", "tokenizer", "chat_template", "steps", "quarantine"}
+# Top-level keys with an entry of their own, or that only say when to stop, where to report and where to run.
+_NOT_SHAPE = {"sources", "tokenizer", "chat_template", "steps", "quarantine", "execution", "ray"}
 
 # What no key of the mixture says, and plans depend on.
 _CONSTANTS = (SLACK_PERCENT, MAX_WAIT_STEPS)
@@ -41,8 +41,8 @@ class Identity:
     """For each source the digests of its definition and of its data, and the number of its files."""
 
     @classmethod
-    def of(cls, mixture: Mixture, loaders: Sequence[SourceLoader], split: str) -> Self:
-        """The identity of the stream that these loaders feed, one per source in the order of `Mixture.names`."""
+    def of(cls, mixture: Mixture, digests: Sequence[Digests], split: str) -> Self:
+        """The identity of the stream of these sources, in the order of `Mixture.names`."""
         shape: dict[str, Any] = mixture.model_dump(mode="json", exclude=_NOT_SHAPE)
         shape["schedule"] = _digest(shape["schedule"])
         shape["split"] = split
@@ -51,17 +51,16 @@ class Identity:
         definitions = {
             name: spec.model_dump(mode="json", exclude=_ELSEWHERE) for name, spec in mixture.sources.items()
         }
-        found = [loader.fingerprints for loader in loaders]
         return cls(
             shape=shape,
-            tokenizer=found[0]["tokenizer"],
+            tokenizer=digests[0].of["tokenizer"],
             sources={
                 name: (
-                    _digest([definitions[name], digests["template"], digests["transforms"]]),
-                    digests["data"],
-                    len(loader.source.files),
+                    _digest([definitions[name], found.of["template"], found.of["transforms"]]),
+                    found.of["data"],
+                    found.num_files,
                 )
-                for name, loader, digests in zip(mixture.names, loaders, found, strict=True)
+                for name, found in zip(mixture.names, digests, strict=True)
             },
         )
 

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,16 @@ _KEPT_FAILURES = 1000
 _MOST_BAD_ROWS = 1 << 14
 """Bad rows that a chunk is not made to exceed by another run: each is an object, until it is written or counted."""
 _UNBOUNDED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Digests:
+    """What tells a source, and what is made of it, from any other."""
+
+    of: dict[str, str]
+    """Digests of the ``data``, and of the ``template``, ``tokenizer`` and ``transforms`` that are used on it."""
+    num_files: int
+    """Files it has."""
 
 
 class SourceLoader:
@@ -175,6 +186,11 @@ class SourceLoader:
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything outside the mixture file that the samples depend on; may read the ends of files."""
         return {"data": self._source.fingerprint, **self._others}
+
+    @property
+    def digests(self) -> Digests:
+        """What the identity of a stream says of the source; may read the ends of files."""
+        return Digests(of=self.fingerprints, num_files=len(self._source.files))
 
     @property
     def source(self) -> Source:

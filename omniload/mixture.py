@@ -26,6 +26,7 @@ from omniload.given import DatasetKey
 from omniload.mixture_file import Overrides, override, read_layers
 from omniload.mixture_groups import FILE_KEYS, flatten
 from omniload.mixture_problem import first_problem
+from omniload.runtime.options import Execution, RayOptions
 from omniload.samples.builtin import TRANSFORMS
 from omniload.samples.chatml import CHAT_TEMPLATES
 from omniload.schedule import Stage, check_order, check_reached, position_of, weights_in
@@ -280,6 +281,11 @@ class Mixture(Frozen):
     """What the weights are shares of."""
     quarantine: str | None = None
     """Local file that bad rows are appended to, one JSON object a line; by default they are only counted."""
+    execution: Execution = "auto"
+    """Where sources are read and steps planned: in threads of each rank (``inline``), or once for all ranks in actors
+    (``ray``); ``auto`` takes Ray where the job has several processes."""
+    ray: RayOptions = RayOptions()
+    """How Ray hosts the actors."""
     sources: dict[str, SourceSpec] = Field(min_length=1, max_length=2**16)
     """The datasets by name."""
     schedule: tuple[Stage, ...] = ()

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from omniload.loader import SourceLoader
 from omniload.planner import Plan
 
 
-def origins(plan: Plan, lane: int, loaders: Sequence[SourceLoader]) -> pa.Table:
+class Addresses(Protocol):
+    """A source that knows what its addresses stand for: a loader, or what asks one."""
+
+    name: str
+
+    def origins(self, file: int, block: int, rows: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """Where rows of a block come from: the paths of their files, and ``int64[n]`` their ids there."""
+
+
+def origins(plan: Plan, lane: int, loaders: Sequence[Addresses]) -> pa.Table:
     """The pieces of one lane of a plan.
 
     Args:

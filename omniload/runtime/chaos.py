@@ -9,6 +9,12 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omniload.pieces import Cursor, SampleChunk
+
+if TYPE_CHECKING:
+    from omniload.runtime.feed import ChunkReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +58,13 @@ class SourceChaos:
         """Sleep for a random while."""
         time.sleep(self._random.uniform(0, self._chaos.max_delay_s))
 
-    def evicted_fraction(self) -> float:
-        """Part of the prepared payload to drop now."""
-        return self._random.random() if self._random.random() < self._chaos.evict_probability else 0.0
+    def read(self, loader: ChunkReader, cursor: Cursor) -> SampleChunk:
+        """A chunk from a cursor on: later, shorter, and at some cost to the payload kept."""
+        self.delay()
+        chunk = loader.read(cursor, self.chunk_samples())
+        if self._random.random() < self._chaos.evict_probability:
+            loader.evict(self._random.random())
+        return chunk
 
     def revokes(self) -> bool:
         """Whether the lease being used moves now."""

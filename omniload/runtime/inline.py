@@ -12,52 +12,32 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from omniload.constructor import DERIVED, DataConstructor, LaneArrays
+from omniload.constructor import DERIVED, DataConstructor, gather, pieces_of
 from omniload.errors import LoaderStopped, LoaderTimeout
+from omniload.identity import Identity
 from omniload.loader import SourceLoader
 from omniload.mixture import Mixture
+from omniload.observing.timing import Timing
+from omniload.origins import origins
 from omniload.payload import Payload
 from omniload.pieces import Cursor, Failure, SampleChunk
 from omniload.planner import Plan, Planner, StreamState
 from omniload.planner.decisions import Decision
 from omniload.runtime.chaos import Chaos
 from omniload.runtime.feed import SourceFeed
+from omniload.runtime.options import Settings
+from omniload.runtime.steps import End, Ready, Step, bytes_of
 
 MAX_READERS = 4
 """Threads that read sources; decoding and tokenising release the interpreter lock."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One finished step, as one rank sees it."""
-
-    plan: Plan
-    """The plan of the whole step."""
-    before: StreamState
-    """The stream before it."""
-    after: StreamState
-    """The stream after it."""
-    lanes: list[LaneArrays]
-    """This rank's lanes."""
-    quarantined: tuple[Failure, ...]
-    """Rows that the step consumed and that make no sample."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """The end of the stream."""
-
-    after: StreamState
-    """The stream after its last step."""
-    quarantined: tuple[Failure, ...]
-    """Rows consumed after the last step that make no sample."""
 
 
 class InlineRuntime:
@@ -86,6 +66,7 @@ class InlineRuntime:
         derived: Collection[str] = DERIVED,
         chaos: Chaos | None = None,
     ) -> None:
+        self._loaders = loaders
         self._lanes = lanes
         self._timeout_s = timeout_s
         self._pool = ThreadPoolExecutor(min(MAX_READERS, len(loaders)), thread_name_prefix="omniload-read")
@@ -101,9 +82,10 @@ class InlineRuntime:
             for name, group in zip(mixture.names, loaders, strict=True)
         ]
         self._planner = Planner(mixture, self, state)
-        self._constructor = DataConstructor(mixture, self, derived)
+        self._constructor = DataConstructor(mixture, derived)
         self._chaos = chaos.source("steps") if chaos else None
         self._ready: queue.Queue[Step | End | BaseException] = queue.Queue(prefetch_steps)
+        self._making = Timing()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="omniload-plan", daemon=True)
         self._thread.start()
@@ -131,6 +113,11 @@ class InlineRuntime:
         if isinstance(item, End | LoaderStopped):
             self._again(item)  # asking again gives the same answer
         return item
+
+    def ready(self) -> Ready:
+        """What is held ready."""
+        held = [item for item in list(self._ready.queue) if isinstance(item, Step)]
+        return Ready(steps=len(held), num_bytes=sum(map(bytes_of, held)), fetch_p50_ms=self._making.p50_ms)
 
     def decide(self, decision: Decision) -> None:
         """Let a decision take effect at a step that the planner has not begun.
@@ -168,20 +155,36 @@ class InlineRuntime:
 
     def payload(self, source: int, pieces: np.ndarray) -> Payload:
         """Tokens for the constructor."""
-        return self._feeds[source].payload(pieces)
+        loaders = self._loaders[source]
+        if len(loaders) == 1:
+            return loaders[0].payload(pieces)
+        # Any loader can derive any piece again; asking a fixed one per block merely keeps its caches useful.
+        owner = (pieces["file"] + pieces["block"]) % len(loaders)
+        places = [np.flatnonzero(owner == i) for i in range(len(loaders))]
+        return Payload.gathered(
+            len(pieces),
+            (
+                (where.tolist(), loader.payload(pieces[where]))
+                for loader, where in zip(loaders, places, strict=True)
+            ),
+        )
 
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
+                began_s = time.perf_counter()
                 before = self._planner.state
                 plan = self._planner.next()
                 after, quarantined = self._planner.state, self._planner.quarantined
                 if plan is None:
                     self._put(End(after=after, quarantined=quarantined))
                     return
-                lanes = self._constructor.build(plan, self._lanes)
+                payload = gather(pieces_of(plan, self._lanes), self)
+                lanes = self._constructor.build(plan, self._lanes, payload)
+                self._making.record(time.perf_counter() - began_s)
                 for source in np.unique(plan.pieces["source"]).tolist():
-                    self._feeds[source].release(plan.pieces[plan.pieces["source"] == source])
+                    for loader in self._loaders[source]:
+                        loader.release(plan.pieces[plan.pieces["source"] == source])
                 if self._chaos:
                     self._chaos.delay()
                 self._put(Step(plan=plan, before=before, after=after, lanes=lanes, quarantined=quarantined))
@@ -202,3 +205,58 @@ class InlineRuntime:
                 return
             except queue.Full:
                 continue
+
+
+class InlineHost:
+    """Holds the source loaders of a rank that does everything by itself.
+
+    Args:
+        mixture: the mixture.
+        loaders: for each source, in the order of `Mixture.names`, the loaders that share it.
+        lanes: the lanes of the rank.
+        settings: how to load.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        loaders: Sequence[Sequence[SourceLoader]],
+        lanes: Sequence[int],
+        settings: Settings,
+    ) -> None:
+        self._mixture = mixture
+        self._loaders = loaders
+        self._lanes = lanes
+        self._settings = settings
+
+    def identity(self) -> Identity:
+        """Digests of everything the stream depends on."""
+        return Identity.of(self._mixture, [group[0].digests for group in self._loaders], self._settings.split)
+
+    def urls(self, source: int) -> list[str]:
+        """The files of a source."""
+        return [entry.url for entry in self._loaders[source][0].source.files]
+
+    def failures(self) -> list[Failure]:
+        """The rows quarantined last."""
+        return [failure for group in self._loaders for loader in group for failure in list(loader.failures)]
+
+    def origins(self, plan: Plan, lane: int) -> pa.Table:
+        """Where the tokens of a lane come from."""
+        return origins(plan, lane, [loader for loader, *_ in self._loaders])
+
+    def start(self, state: StreamState) -> InlineRuntime:
+        """Start the threads, from a state on."""
+        return InlineRuntime(
+            self._mixture,
+            self._loaders,
+            self._lanes,
+            state,
+            prefetch_steps=self._settings.prefetch_steps,
+            timeout_s=self._settings.timeout_s,
+            derived=self._settings.derived,
+            chaos=self._settings.chaos,
+        )
+
+    def close(self) -> None:
+        """Nothing runs besides the runtime."""

@@ -24,10 +24,12 @@ class LeaseTable:
 
     Args:
         num_loaders: loaders that share the source.
+        num_standbys: loaders after those, which hold a lease only once it is moved to them.
     """
 
-    def __init__(self, num_loaders: int) -> None:
+    def __init__(self, num_loaders: int, num_standbys: int = 0) -> None:
         self._num_loaders = num_loaders
+        self._num_members = num_loaders + num_standbys
         self._moved: dict[tuple[int, int], Lease] = {}
 
     def holder(self, epoch: int, window: int) -> Lease:
@@ -35,9 +37,9 @@ class LeaseTable:
         return self._moved.get((epoch, window), Lease(window % self._num_loaders, 0))
 
     def move(self, epoch: int, window: int) -> Lease:
-        """Give a window to the next loader."""
+        """Give a window to the next loader, or standby."""
         old = self.holder(epoch, window)
-        lease = Lease((old.loader + 1) % self._num_loaders, old.generation + 1)
+        lease = Lease((old.loader + 1) % self._num_members, old.generation + 1)
         self._moved[epoch, window] = lease
         return lease
 
@@ -48,3 +50,8 @@ class LeaseTable:
     def forget_before(self, epoch: int, window: int) -> None:
         """Drop the moved leases of windows that are read to their end."""
         self._moved = {key: lease for key, lease in self._moved.items() if key >= (epoch, window)}
+
+    def deal(self, num_loaders: int) -> None:
+        """Deal the windows to other numbers of loaders from now on; leases that were moved stay where they are."""
+        self._num_members += num_loaders - self._num_loaders
+        self._num_loaders = num_loaders

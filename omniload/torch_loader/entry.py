@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from omniload.client import MixtureLoader
     from omniload.runtime.chaos import Chaos
+    from omniload.runtime.options import Execution, RayOptions
     from omniload.sources.split import Split
 
 
@@ -52,6 +53,8 @@ class DataLoader(DatasetLoader[T_co]):
         buffer_bytes: int = ...,
         timeout_s: float = 300.0,
         derived: Collection[str] = ...,
+        execution: Execution | None = None,
+        ray: RayOptions | Mapping[str, Any] | None = None,
         chaos: Chaos | None = None,
     ) -> MixtureLoader: ...
 

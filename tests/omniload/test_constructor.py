@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.constructor import DataConstructor
+from omniload.constructor import DERIVED, DataConstructor, LaneArrays, gather, pieces_of
 from omniload.fill import IGNORE
 from omniload.mixture import Mixture
 from omniload.payload import Payload
@@ -45,6 +46,13 @@ def mixture(labels: str, packing: str = "best_fit") -> Mixture:
             "sources": {"a": {"path": "x", "weight": 1}},
         }
     )
+
+
+def build(
+    mixture: Mixture, plan: Plan, lanes: Sequence[int], derived: Sequence[str] = DERIVED
+) -> list[LaneArrays]:
+    payload = gather(pieces_of(plan, lanes), Tokens())
+    return DataConstructor(mixture, derived).build(plan, lanes, payload)
 
 
 def reference(plan: Plan, lane: int, labels: str, packing: str = "best_fit") -> dict[str, Any]:
@@ -103,9 +111,7 @@ def test_lanes_equal_the_reference(labels: str, packs: list[list[int]], random: 
         pieces=np.array(rows, PIECE),
         offsets=np.cumsum([0, *map(len, packs)]),
     )
-    for lane, built in zip(
-        [1, 0], DataConstructor(mixture(labels), Tokens()).build(plan, [1, 0]), strict=True
-    ):
+    for lane, built in zip([1, 0], build(mixture(labels), plan, [1, 0]), strict=True):
         expected = reference(plan, lane, labels)
         assert built.keys() == expected.keys()
         for key, value in expected.items():
@@ -123,7 +129,7 @@ def test_unpacked_lanes_are_as_wide_as_their_longest_sample(labels: str, lanes: 
         offsets=np.arange(len(rows) + 1),
     )
     chosen = list(reversed(range(len(lanes))))
-    built = DataConstructor(mixture(labels, "none"), Tokens()).build(plan, chosen)
+    built = build(mixture(labels, "none"), plan, chosen)
     for lane, arrays in zip(chosen, built, strict=True):
         assert arrays["input_ids"].shape == (len(lanes[lane]), max(lanes[lane]))  # type: ignore[union-attr]
         for key, value in reference(plan, lane, labels, "none").items():
@@ -137,8 +143,8 @@ def test_only_the_arrays_asked_for_are_made() -> None:
         pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0, 0, 0)] * 4, PIECE),
         offsets=np.arange(5),
     )
-    [whole] = DataConstructor(mixture("shifted"), Tokens()).build(plan, [0])
-    [some] = DataConstructor(mixture("shifted"), Tokens(), ["segment_ids", "labels"]).build(plan, [0])
+    [whole] = build(mixture("shifted"), plan, [0])
+    [some] = build(mixture("shifted"), plan, [0], ["segment_ids", "labels"])
     assert some.keys() == {"input_ids", "segment_ids", "cu_seqlens", "max_seqlen"}
     for key, value in some.items():
         assert np.array_equal(value, whole[key])
@@ -151,6 +157,6 @@ def test_dtypes_are_what_models_and_kernels_want() -> None:
         pieces=np.array([(0, 0, 0, 0, 0, 0, 0, 3, 2, 0, 0, 0)] * 4, PIECE),
         offsets=np.arange(5),
     )
-    [lane] = DataConstructor(mixture("shifted"), Tokens()).build(plan, [0])
+    [lane] = build(mixture("shifted"), plan, [0])
     assert lane["input_ids"].dtype == lane["targets"].dtype == lane["position_ids"].dtype == np.int64
     assert lane["segment_ids"].dtype == lane["cu_seqlens"].dtype == np.int32

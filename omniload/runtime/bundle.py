@@ -1,0 +1,109 @@
+"""Payload in few flat arrays, as it travels between processes: a message costs per array, not per document.
+
+Tokens travel in the narrowest unsigned type that holds them, and masks as bits; positions, segments and targets do not
+travel at all, since the receiver derives them faster than it could receive them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from omniload.payload import Payload
+from omniload.samples.extras import Arrays
+
+_NARROW = (np.uint8, np.uint16, np.uint32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundle:
+    """The payload of some pieces, in order."""
+
+    tokens: np.ndarray
+    """``unsigned[t]``: the tokens of all pieces end to end, each with the one after it where its sample goes on."""
+    bounds: np.ndarray
+    """``int64[p + 1]``: piece i has the tokens ``bounds[i]:bounds[i + 1]``."""
+    mask: np.ndarray | None
+    """``uint8[ceil(t / 8)]``: a bit for each token, whether it counts in the loss; None if all do."""
+    masked: np.ndarray | None
+    """``bool[p]``: pieces that have a mask of their own; the bits of the others are set."""
+    arrays: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """Extra arrays by name: the rows of all pieces end to end, ``int64[p + 1]`` bounds, and ``bool[p]`` which pieces
+    have one."""
+
+    @classmethod
+    def of(cls, payload: Payload) -> Self:
+        """The same payload, flat."""
+        lengths = np.fromiter(map(len, payload.tokens), np.int64, len(payload.tokens))
+        mask = masked = None
+        if any(one is not None for one in payload.loss_mask):
+            masked = np.array([one is not None for one in payload.loss_mask])
+            every = [
+                np.ones(length, bool) if one is None else one
+                for one, length in zip(payload.loss_mask, lengths.tolist(), strict=True)
+            ]
+            mask = np.packbits(np.concatenate(every))
+        return cls(
+            tokens=_joined(payload.tokens),
+            bounds=_bounds(lengths),
+            mask=mask,
+            masked=masked,
+            arrays={} if payload.arrays is None else _flat(payload.arrays),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory held."""
+        held = [self.tokens, self.bounds, self.mask, self.masked]
+        held += [array for arrays in self.arrays.values() for array in arrays]
+        return sum(array.nbytes for array in held if array is not None)
+
+    def payload(self) -> Payload:
+        """The payload of each piece; views, where that can be."""
+        places = _slices(self.bounds)
+        masks: list[np.ndarray | None] = [None] * len(places)
+        if self.mask is not None and self.masked is not None:
+            bits = np.unpackbits(self.mask, count=len(self.tokens)).view(bool)
+            for i in np.flatnonzero(self.masked).tolist():
+                masks[i] = bits[places[i]]
+        arrays: list[Arrays] | None = None
+        if self.arrays:
+            arrays = [{} for _ in places]
+            for name, (rows, bounds, has) in self.arrays.items():
+                of_piece = _slices(bounds)
+                for i in np.flatnonzero(has).tolist():
+                    arrays[i][name] = rows[of_piece[i]]
+        return Payload(tokens=[self.tokens[place] for place in places], loss_mask=masks, arrays=arrays)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All tokens in the narrowest type that holds them."""
+    joined = np.concatenate(parts) if parts else np.empty(0, np.uint16)
+    if joined.dtype in (np.uint8, np.uint16):
+        return joined
+    most = int(joined.max(initial=0))
+    return joined.astype(next(dtype for dtype in _NARROW if most <= np.iinfo(dtype).max))
+
+
+def _flat(arrays: Sequence[Arrays]) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    flat = {}
+    for name in dict.fromkeys(name for of_piece in arrays for name in of_piece):
+        has = np.array([name in of_piece for of_piece in arrays])
+        parts = [of_piece[name] for of_piece in arrays if name in of_piece]
+        lengths = np.zeros(len(arrays), np.int64)
+        lengths[has] = [len(part) for part in parts]
+        flat[name] = (np.concatenate(parts), _bounds(lengths), has)
+    return flat
+
+
+def _bounds(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _slices(bounds: np.ndarray) -> list[slice]:
+    ends = bounds.tolist()
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends)]

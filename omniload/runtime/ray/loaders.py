@@ -1,0 +1,249 @@
+"""The SourceLoader role as an actor, for some of the sources, and what stands for it in other processes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import ray
+
+from omniload.constructor import gather
+from omniload.loader import Digests, SourceLoader, open_loader
+from omniload.observing.stats import ActorStats, ClientStats
+from omniload.payload import Payload
+from omniload.pieces import Cursor, Failure, SampleChunk
+from omniload.runtime.bundle import Bundle
+from omniload.runtime.feed import LoaderLost
+from omniload.runtime.ray.calls import answer, ask, result
+from omniload.runtime.ray.job import Job
+from omniload.runtime.ray.layout import Layout, Loader
+from omniload.runtime.ray.meter import Meter
+from omniload.samples.tokenize import Tokenizer
+
+THREADS = 8
+"""Calls that a loader works on at once: payload is handed out while windows are read."""
+
+
+class LoaderActor:
+    """Reads some of the sources; every method returns its result, or `Raised`.
+
+    Args:
+        job: the job.
+        loader: which of its loaders.
+    """
+
+    def __init__(self, job: Job, loader: Loader) -> None:
+        job.enter()
+        self._job = job
+        self._sources = loader.sources
+        names = tuple(job.mixture.names[source] for source in loader.sources)
+        self._meter = Meter(loader.name, "loader", names, shadow=loader.shadow)
+        self._loaders: dict[int, SourceLoader] = {}
+        self._opening = threading.Lock()
+
+    def open(self) -> Any:
+        """The files of the sources, in order."""
+        return answer(
+            lambda: [[entry.url for entry in self._loader(source).source.files] for source in self._sources]
+        )
+
+    def digests(self) -> Any:
+        """`Digests` of the sources; may read the ends of files."""
+        return answer(lambda: [self._loader(source).digests for source in self._sources])
+
+    def read(self, source: int, cursor: Cursor, max_samples: int) -> Any:
+        """As `SourceLoader.read`."""
+        with self._meter.answering(), self._meter.fetches.measure():
+            return answer(lambda: self._loader(source).read(cursor, max_samples))
+
+    def evict(self, source: int, fraction: float) -> Any:
+        """As `SourceLoader.evict`."""
+        return answer(lambda: self._loader(source).evict(fraction))
+
+    def payload(self, source: int, pieces: np.ndarray) -> Payload:
+        """As `SourceLoader.payload`; for `gather`."""
+        return self._loader(source).payload(pieces)
+
+    def bundle(self, pieces: np.ndarray) -> Any:
+        """The payload of pieces of any of the sources, in order."""
+        with self._meter.answering():
+            return answer(lambda: Bundle.of(gather(pieces, self)))
+
+    def release(self, pieces: np.ndarray) -> None:
+        """As `SourceLoader.release`, for pieces of any of the sources."""
+        for source in np.unique(pieces["source"]).tolist():
+            if source in self._loaders:
+                self._loaders[source].release(pieces[pieces["source"] == source])
+
+    def origins(self, source: int, file: int, block: int, rows: np.ndarray) -> Any:
+        """As `SourceLoader.origins`."""
+        return answer(lambda: self._loader(source).origins(file, block, rows))
+
+    def failures(self) -> Any:
+        """The rows quarantined last, of all sources."""
+        return [failure for loader in list(self._loaders.values()) for failure in list(loader.failures)]
+
+    def stats(self) -> tuple[ActorStats, tuple[ClientStats, ...]]:
+        """How it is, and the ranks that it speaks for: none."""
+        held = sum(loader.buffered_bytes for loader in list(self._loaders.values()))
+        return self._meter.stats(queue_bytes=held), ()
+
+    def _loader(self, source: int) -> SourceLoader:
+        with self._opening:  # once, by whoever comes first
+            if source not in self._loaders:
+                mixture, settings = self._job.mixture, self._job.settings
+                self._loaders[source] = open_loader(
+                    mixture.names[source],
+                    mixture,
+                    tokenizer=self._tokenizer(),
+                    split=settings.split,
+                    buffer_bytes=settings.buffer_bytes,
+                )
+            return self._loaders[source]
+
+    def _tokenizer(self) -> Tokenizer | None:
+        path = self._job.mixture.tokenizer
+        if path is None:
+            return None
+        if not hasattr(self, "_loaded_tokenizer"):
+            self._loaded_tokenizer = Tokenizer.from_file(path)
+        return self._loaded_tokenizer
+
+
+class RemoteLoader:
+    """A source as one of the actors that read it is asked.
+
+    Args:
+        job: the job.
+        source: number of the source.
+        actor: name of the actor.
+        patience_s: how long a read may take.
+    """
+
+    def __init__(self, job: Job, source: int, actor: str, patience_s: float) -> None:
+        self._job = job
+        self._source = source
+        self._actor = actor
+        self._patience_s = patience_s
+        self._handle: Any = None
+
+    @property
+    def actor(self) -> str:
+        """Name of the actor."""
+        return self._actor
+
+    def read(self, cursor: Cursor, max_samples: int) -> SampleChunk:
+        """As `SourceLoader.read`.
+
+        Raises:
+            LoaderLost: the actor died, or takes too long.
+        """
+        chunk: SampleChunk = self._call("read", cursor, max_samples)
+        return chunk
+
+    def evict(self, fraction: float) -> None:
+        """As `SourceLoader.evict`."""
+        self._call("evict", fraction)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        self._handle = self._handle or self._job.find(self._actor)
+        try:
+            return result(
+                getattr(self._handle, method).remote(self._source, *args), self._patience_s, self._actor
+            )
+        except LoaderLost:
+            self._handle = None  # it may be made anew under the same name
+            raise
+
+
+class RemoteSources:
+    """What a rank asks the loaders about the sources of the mixture.
+
+    Args:
+        job: the job.
+        mend: makes the actors that are gone for good.
+    """
+
+    def __init__(self, job: Job, mend: Callable[[], None]) -> None:
+        self._job = job
+        self._mend = mend
+        self._timeout_s = job.settings.timeout_s
+
+    def urls(self) -> list[list[str]]:
+        """The files of every source."""
+        return self._of_sources("open")
+
+    def digests(self) -> list[Digests]:
+        """`Digests` of every source."""
+        return self._of_sources("digests")
+
+    def failures(self) -> list[Failure]:
+        """The rows quarantined last, by any of the loaders."""
+        found: list[Failure] = []
+        for loader in self._job.layout.loaders:
+            with suppress(LoaderLost):  # what it noted is gone with it
+                actor = self._job.find(loader.name)
+                found += result(actor.failures.remote(), self._timeout_s, loader.name)
+        return found
+
+    def one(self, source: int) -> RemoteSource:
+        """One source, as `omniload.origins` asks for it."""
+        return RemoteSource(self, self._job.mixture.names[source], source)
+
+    def origins(self, source: int, file: int, block: int, rows: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """As `SourceLoader.origins`."""
+        layout = self._job.layout
+        members = [*layout.readers(source), *layout.shadows(source)]
+        found: tuple[list[str], np.ndarray] = self._ask(
+            members, lambda actor: actor.origins.remote(source, file, block, rows)
+        )
+        return found
+
+    def _of_sources(self, method: str) -> list[Any]:
+        found: dict[int, Any] = {}
+        layout = self._job.layout
+        for loader in layout.loaders:
+            if not loader.shadow:
+                members = [loader.name, *layout.shadows(loader.sources[0])]
+                answers = self._ask(members, lambda actor: getattr(actor, method).remote())
+                found |= zip(loader.sources, answers, strict=True)
+        return [found[source] for source in range(len(found))]
+
+    def _ask(self, members: Sequence[str], call: Callable[[Any], Any]) -> Any:
+        """Ask whichever of some actors answers, one after the other."""
+        turns = itertools.cycle(members)
+        what = members[0]
+        return ask(lambda: call(self._job.find(next(turns))), self._timeout_s, what, what, self._mend)
+
+
+class RemoteSource:
+    """One of `RemoteSources`."""
+
+    def __init__(self, sources: RemoteSources, name: str, number: int) -> None:
+        self._sources = sources
+        self.name = name
+        self._number = number
+
+    def origins(self, file: int, block: int, rows: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """As `SourceLoader.origins`."""
+        return self._sources.origins(self._number, file, block, rows)
+
+
+def remote_loaders(job: Job, layout: Layout, source: int) -> list[RemoteLoader]:
+    """The actors that share a source, as its feed asks them; those that stand by come last."""
+    members = [*layout.readers(source), *layout.shadows(source)]
+    # Alone, it has to be waited for.
+    patience_s = job.slow_s if len(members) > 1 else job.settings.timeout_s
+    return [RemoteLoader(job, source, name, patience_s) for name in members]
+
+
+def make_loader(job: Job, loader: Loader) -> None:
+    """Make the actor, if it is not there."""
+    options = {"max_restarts": -1, "max_concurrency": THREADS, **job.loader_options}
+    ray.remote(LoaderActor).options(
+        name=loader.name, namespace=job.namespace, lifetime="detached", get_if_exists=True, **options
+    ).remote(job, loader)

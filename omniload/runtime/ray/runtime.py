@@ -1,0 +1,237 @@
+"""What fetches the steps of a rank ahead of its training, and builds their lanes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from omniload.constructor import DataConstructor
+from omniload.errors import LoaderStopped, LoaderTimeout
+from omniload.observing.timing import Timing
+from omniload.planner import StreamState
+from omniload.planner.decisions import Decision
+from omniload.runtime.feed import LoaderLost
+from omniload.runtime.ray.calls import FIRST_RETRY_S, LAST_RETRY_S, ask, result
+from omniload.runtime.ray.constructor import Lanes, Served
+from omniload.runtime.ray.job import PLANNER, Job
+from omniload.runtime.ray.planner import Unknown
+from omniload.runtime.steps import End, Ready, Step, bytes_of
+
+
+class RayRuntime:
+    """The steps of one rank, from a state on.
+
+    Args:
+        job: the job.
+        node: the node whose constructor is asked.
+        client: name of the rank.
+        lanes: its lanes.
+        state: the stream to go on from.
+        make: makes the actors of the job that are gone for good.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        node: str,
+        client: str,
+        lanes: Lanes,
+        state: StreamState,
+        make: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._node = node
+        self._client = client
+        self._lanes = lanes
+        self._make = make
+        self._timeout_s = job.settings.timeout_s
+        self._prefetch = job.settings.prefetch_steps
+        self._build = DataConstructor(job.mixture, job.settings.derived)
+        self._chaos = job.settings.chaos.source("steps") if job.settings.chaos else None
+        self._state = state
+        self._asked = state.step
+        self._decisions = list(state.decisions)
+        self._deciding = threading.Lock()
+        self._fetching = Timing()
+        self._stream: str | None = None
+        self._moved = threading.Event()
+        self._stopping = threading.Event()
+        self._ready: queue.Queue[Step | End | BaseException] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="omniload-fetch", daemon=True)
+        self._thread.start()
+
+    @property
+    def stale_answers(self) -> int:
+        """Answers of loaders refused because their lease had moved."""
+        return int(ray.get(self._job.find(PLANNER).stale_answers.remote(), timeout=self._timeout_s))
+
+    def next_step(self) -> Step | End | BaseException:
+        """As `Runtime.next_step`."""
+        try:
+            item = self._ready.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise LoaderTimeout(
+                f"step {self._asked} was not ready within {self._timeout_s:g} s; raise timeout_s if the data is that"
+                " slow"
+            ) from None
+        if isinstance(item, Step):
+            self._asked = item.plan.step + 1
+            self._moved.set()
+        else:
+            self._ready.put(item)  # asking again gives the same answer
+        return item
+
+    def ready(self) -> Ready:
+        """As `Runtime.ready`."""
+        held = [item for item in list(self._ready.queue) if isinstance(item, Step)]
+        return Ready(steps=len(held), num_bytes=sum(map(bytes_of, held)), fetch_p50_ms=self._fetching.p50_ms)
+
+    def decide(self, decision: Decision) -> None:
+        """As `Runtime.decide`; returns when the planner knows."""
+        with self._deciding:
+            self._decisions.append(decision)
+            nth = self._decisions.count(decision)
+            stream = self._stream
+            if stream is None:  # it is part of the state that the stream is opened with
+                return
+        known = ask(
+            lambda: self._job.find(PLANNER).decide.remote(stream, self._client, decision, nth),
+            self._timeout_s,
+            PLANNER,
+            "telling the planner of a decision",
+        )
+        if isinstance(known, Unknown):
+            self._stream = None
+
+    def stop(self) -> None:
+        """As `Runtime.stop`."""
+        self._stopping.set()
+        self._moved.set()
+        self._ready.put(
+            LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")
+        )
+        with suppress(Exception):  # who is not heard is left out after a while
+            constructor = self._job.find(self._job.constructor(self._node))
+            ray.get(constructor.pause.remote(self._client), timeout=self._timeout_s)
+
+    def abandon(self) -> None:
+        """As `Runtime.abandon`."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        try:
+            self._fetch_on()
+        except BaseException as error:
+            self._ready.put(error)
+
+    def _fetch_on(self) -> None:
+        fetched: deque[tuple[int, Any]] = deque()
+        asked_s: dict[int, float] = {}
+        following = self._state.step
+        while not self._stopping.is_set():
+            self._moved.clear()
+            while following <= self._asked + self._prefetch and len(fetched) <= self._prefetch:
+                asked_s[following] = time.perf_counter()
+                fetched.append((following, self._ask_for(following)))
+                following += 1
+            if not fetched:
+                self._moved.wait(0.5)
+                continue
+            step, ref = fetched.popleft()
+            served = self._receive(step, ref, fetched)
+            if served is None:
+                return
+            if isinstance(served, End):
+                self._ready.put(served)
+                return
+            payload = served.bundle.payload()
+            lanes = self._build.build(served.plan, self._lanes, payload)
+            self._fetching.record(time.perf_counter() - asked_s.pop(step))
+            if self._chaos:
+                self._chaos.delay()
+            before, self._state = self._state, served.after
+            self._ready.put(
+                Step(
+                    plan=served.plan,
+                    before=before,
+                    after=served.after,
+                    lanes=lanes,
+                    quarantined=served.quarantined,
+                )
+            )
+
+    def _ask_for(self, step: int) -> Any:
+        """Ask for a step; None where there is nobody to ask, which `_receive` mends."""
+        try:
+            if self._stream is None:
+                self._open()
+            constructor = self._job.find(self._job.constructor(self._node))
+            return constructor.fetch.remote(self._stream, self._client, self._lanes, step, self._asked)
+        except LoaderLost:
+            return None
+
+    def _receive(self, step: int, ref: Any, fetched: deque[tuple[int, Any]]) -> Served | End | None:
+        """Wait for a step, asking again where an actor was lost; None if the runtime was stopped."""
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = FIRST_RETRY_S
+        while not self._stopping.is_set():
+            try:
+                if ref is None:
+                    raise LoaderLost("the constructor is not there")
+                served = self._wait(ref, deadline)
+                if served is None:
+                    return None
+                if isinstance(served, Served | End):
+                    return served
+                assert isinstance(served, Unknown), "all that a constructor answers"
+                self._stream = None
+            except LoaderLost as lost:
+                if time.monotonic() + pause_s > deadline:
+                    raise LoaderTimeout(
+                        f"step {step}: not there within {self._timeout_s:g} s ({lost})"
+                    ) from None
+                self._make()
+                self._stopping.wait(pause_s)
+                pause_s = min(2 * pause_s, LAST_RETRY_S)
+            ref = self._ask_for(step)
+            # Those asked for after it went the same way.
+            for i, (later, _) in enumerate(fetched):
+                fetched[i] = (later, self._ask_for(later))
+        return None
+
+    def _wait(self, ref: Any, deadline: float) -> Any:
+        """The result of a call; None if the runtime was stopped meanwhile."""
+        while not self._stopping.is_set():
+            done, _ = ray.wait([ref], timeout=min(1.0, max(0.0, deadline - time.monotonic())))
+            if done:
+                return result(ref, self._timeout_s, "the constructor")
+            if time.monotonic() > deadline:
+                raise LoaderTimeout(
+                    f"step {self._state.step} was not ready within {self._timeout_s:g} s; raise timeout_s if the data"
+                    " is that slow"
+                )
+        return None
+
+    def _open(self) -> None:
+        """Find the stream that goes on from where this rank stands, or have it begun."""
+        with self._deciding:
+            pending = tuple(
+                sorted(
+                    (one for one in self._decisions if one.step >= self._state.step), key=lambda one: one.step
+                )
+            )
+            state = replace(self._state, decisions=pending)
+            self._stream = ask(
+                lambda: self._job.find(PLANNER).open.remote(self._client, state),
+                self._timeout_s,
+                PLANNER,
+                "the stream",
+            )
