@@ -15,6 +15,7 @@ from rich.table import Table
 
 from omniload.cli.index import index
 from omniload.cli.plan import plan
+from omniload.cli.profile import profile
 from omniload.cli.replay import replay
 from omniload.errors import SourceError
 from omniload.loader import SourceLoader, open_loader
@@ -27,6 +28,7 @@ from omniload.planner.strategies import load_strategy
 app = typer.Typer(no_args_is_help=True)
 app.command()(index)
 app.command()(plan)
+app.command()(profile)
 app.command()(replay)
 
 MixtureFile = Annotated[Path, typer.Argument(help="The mixture's YAML file.", metavar="MIXTURE")]
