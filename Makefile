@@ -32,9 +32,9 @@ bench: install
 bench-peers: $(PEERS_STAMP)
 	for name in loader_formats loader_text loader_images; do $(PEERS)/bin/python -W ignore -m benchmarks run $$name || exit; done
 
-$(PEERS_STAMP): pyproject.toml benchmarks/peers/requirements.txt
+$(PEERS_STAMP): pyproject.toml benchmarks/peers/requirements.txt benchmarks/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --requirement benchmarks/peers/requirements.txt --editable .
+	$(PEERS)/bin/pip install --quiet --constraint benchmarks/peers/constraints.txt --requirement benchmarks/peers/requirements.txt --editable .
 	touch $@
 
 clean:
