@@ -8,9 +8,10 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,6 +53,9 @@ from omniload.torch_loader.entry import DataLoader
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from omniload.connecting.circles import StageOrder
+    from omniload.connecting.host import Mesh
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +202,7 @@ class MixtureLoader(DataLoader[Lane]):
         load_strategy(self._mixture.strategy)
         if split not in ("train", "held_out"):
             raise ValueError(f"split: '{split}' is neither 'train' nor 'held_out'")
-        settings = Settings(
+        self._settings = Settings(
             split=split,
             prefetch_steps=prefetch_steps,
             buffer_bytes=buffer_bytes,
@@ -206,7 +210,7 @@ class MixtureLoader(DataLoader[Lane]):
             derived=tuple(derived),
             chaos=chaos,
         )
-        self._host = self._make_host(settings)
+        self._host = self._make_host()
         self._quarantine = self._open_quarantine()
         self._process = os.getpid()
         # Held while what follows moves: the state may be taken, and the loader closed, in another thread. It may be
@@ -346,6 +350,71 @@ class MixtureLoader(DataLoader[Lane]):
             tokens_per_s=self._tokens / (time.monotonic() - self._began_s),
         )
 
+    def connect(
+        self,
+        mesh: Mesh,
+        *,
+        broadcast: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        context_parallel: str | None = "zigzag",
+        stage_order: StageOrder = "loop",
+    ) -> None:
+        """Let one rank load for all that share its lanes; the others open no source and plan nothing.
+
+        A collective call: every rank of the job makes it, with the same arguments, at the same point among its other
+        collectives. From then on the ranks that share lanes go through the steps together: each of them has to
+        iterate, `close` and `load_state_dict` as the others do, and to make the same decisions. They talk in a thread
+        of their own, over gloo groups of their own, so nothing comes between the collectives of the training loop;
+        close the loader before `torch.distributed.destroy_process_group`.
+
+        What a rank gets, byte for byte, is what it would have loaded by itself, or a part of that: with ``cp`` in the
+        mesh its slice of every pack, with ``pp`` what its stage has a use for. A middle stage gets no ``input_ids``
+        and no targets; ``cu_seqlens`` and ``max_seqlen`` are those of the whole lane. An error is raised on all of
+        them, of the same type and with the same text; a rank that dies is named by the others.
+
+        Args:
+            mesh: of all ranks: a DeviceMesh, sizes by axis with the outermost first, or ``"dp=2,tp=4"``.
+            broadcast: axes along which only the first rank loads, of ``pp``, ``cp`` and ``tp``. By default those that
+                the mixture's strategy marks with ``broadcast_at``, and without such marks all three.
+            timeout_s: how much longer than the loader's ``timeout_s`` a rank waits for another one; by default as
+                long again.
+            context_parallel: how packs are cut over ``cp``, one of `omniload.placing.slicing.SLICINGS`; None to leave
+                them whole.
+            stage_order: ``loop`` if the last stage of the model is on the last rank of ``pp``, ``v`` if it is on the
+                first one, with the first stage.
+
+        Raises:
+            PlaceError: the mesh is not that of the job, or not the one that the loader's lanes follow from; there is
+                no process group; or the loader is connected already.
+            MixtureError: a rank has another mixture.
+            LoaderTimeout: a rank does not answer.
+        """
+        from omniload.connecting.host import connect  # loads torch.distributed
+        from omniload.connecting.runtime import AHEAD_STEPS
+
+        with self._moving:
+            self._halt()
+            host, settings = self._host, self._settings
+            inline = isinstance(host, InlineHost)
+            self._host = connect(
+                host,
+                mesh,
+                mixture=self._mixture,
+                place=self._place,
+                lanes=self._lanes,
+                settings=settings,
+                state=self._position()[0],
+                broadcast=broadcast,
+                timeout_s=settings.timeout_s if timeout_s is None else timeout_s,
+                context_parallel=context_parallel,
+                stage_order=stage_order,
+                reopen=partial(_inline_host, self._mixture, self._lanes, settings)
+                if inline
+                else lambda: host,
+            )
+            if self._host is not host:
+                self._log.ahead += AHEAD_STEPS
+
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands after the lanes yielded so far: JSON-serialisable, the same on every rank.
 
@@ -440,37 +509,18 @@ class MixtureLoader(DataLoader[Lane]):
         # What was decided after the step was planned is part of the stream as well.
         return replace(stream, decisions=self._log.since(stream.step)), yielded
 
-    def _make_host(self, settings: Settings) -> Host:
+    def _make_host(self) -> Host:
         if chosen(self._mixture.execution) == "ray":
             from omniload.runtime.ray.host import RayHost  # loads ray
 
-            return RayHost(self._mixture, self._place, settings, self.stats)
-        loaders = self._open_loaders(settings)
-        return InlineHost(self._mixture, loaders, self._lanes, settings)
-
-    def _open_loaders(self, settings: Settings) -> list[list[SourceLoader]]:
-        """For each source, the loaders that share it: one, unless chaos wants more."""
-        path, chaos = self._mixture.tokenizer, settings.chaos
-        tokenizer = Tokenizer.from_file(path) if path is not None else None
-        if self._place.dp_size > 1 and tokenizer is not None:
+            return RayHost(self._mixture, self._place, self._settings, self.stats)
+        if self._place.dp_size > 1 and self._mixture.tokenizer is not None:
             logger.warning(
                 "each of the %d data-parallel ranks tokenizes the whole mixture by itself; set execution: ray, or"
                 " pre-tokenise the data, if the loader is the bottleneck",
                 self._place.dp_size,
             )
-        return [
-            [
-                open_loader(
-                    name,
-                    self._mixture,
-                    tokenizer=tokenizer,
-                    split=settings.split,
-                    buffer_bytes=settings.buffer_bytes,
-                )
-                for _ in range(chaos.source(name).num_loaders() if chaos else 1)
-            ]
-            for name in self._mixture.names
-        ]
+        return _inline_host(self._mixture, self._lanes, self._settings)
 
     def _open_quarantine(self) -> Quarantine | None:
         if self._mixture.quarantine is None:
@@ -563,6 +613,26 @@ class MixtureLoader(DataLoader[Lane]):
 
 
 def _num_tokens(lane: LaneArrays) -> int:
-    ids = lane["input_ids"]
-    assert isinstance(ids, np.ndarray)
-    return ids.size
+    bounds = lane["cu_seqlens"]
+    assert isinstance(bounds, np.ndarray)
+    return int(bounds[-1])
+
+
+def _inline_host(mixture: Mixture, lanes: Sequence[int], settings: Settings) -> InlineHost:
+    """For each source, open the loaders that share it: one, unless chaos wants more."""
+    path, chaos = mixture.tokenizer, settings.chaos
+    tokenizer = Tokenizer.from_file(path) if path is not None else None
+    loaders: list[list[SourceLoader]] = [
+        [
+            open_loader(
+                name,
+                mixture,
+                tokenizer=tokenizer,
+                split=settings.split,
+                buffer_bytes=settings.buffer_bytes,
+            )
+            for _ in range(chaos.source(name).num_loaders() if chaos else 1)
+        ]
+        for name in mixture.names
+    ]
+    return InlineHost(mixture, loaders, lanes, settings)

@@ -174,7 +174,10 @@ class Control:
 
     @property
     def delay_steps(self) -> int:
-        """Steps from the one being trained on to the earliest that is open: ``prefetch_steps + 2``."""
+        """Steps from the one being trained on to the earliest that is open: ``prefetch_steps + 2``.
+
+        Two more once the loader is connected.
+        """
         return self._log.ahead
 
     def set_weights(self, weights: Mapping[str, float] | None, at_step: int | None = None) -> SetWeights:

@@ -24,6 +24,14 @@ class Payload:
     arrays: list[Arrays] | None = None
     """Extra arrays of each piece, as they are kept; None if no piece has any."""
 
+    def part(self, begin: int, end: int) -> Payload:
+        """That of pieces ``begin:end``."""
+        return Payload(
+            tokens=self.tokens[begin:end],
+            loss_mask=self.loss_mask[begin:end],
+            arrays=None if self.arrays is None else self.arrays[begin:end],
+        )
+
     @classmethod
     def gathered(cls, num_pieces: int, parts: Iterable[tuple[Sequence[int], Payload]]) -> Self:
         """Put payload together.

@@ -30,7 +30,7 @@ _MOST_NAMED = 8
 
 def profile(
     mixture: Annotated[Path, typer.Argument(help="The mixture's YAML file.", metavar="MIXTURE")],
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long to read each source.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="How long to read each source.")] = 2.0,
     cpus: Annotated[
         float | None,
         typer.Option(
@@ -129,14 +129,14 @@ def _sources(
 
 def _actors(plan: Partition) -> Table:
     table = Table("actor", "workers", "processors", "memory", "reads")
-    for number, actor in enumerate(plan.actors):
+    for actor in plan.actors:
         reads = [
             reader.source if reader.of == 1 else f"{reader.source} {reader.index + 1}/{reader.of}"
             for reader in actor.readers
         ]
         more = f" and {len(reads) - _MOST_NAMED} more" if len(reads) > _MOST_NAMED else ""
         table.add_row(
-            str(number),
+            escape(actor.name),
             str(actor.workers),
             f"{actor.cpus:.2f}",
             _mib(actor.memory_bytes),

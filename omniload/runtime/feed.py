@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 from omniload.errors import LoaderTimeout
 from omniload.mixture import SourceSpec
@@ -19,6 +20,8 @@ it may be a whole window, so that the next one is decoded while the planner uses
 
 
 _RETRY_S = 0.05
+_LAST_WORD_S = 1.0
+"""A read that gives up says more than who waits for it could, so it is given time to."""
 AVOID_S = 5.0
 """How long a loader that was lost is not asked while there is another."""
 
@@ -39,6 +42,38 @@ class ChunkReader(Protocol):
 
     def evict(self, fraction: float) -> None:
         """Let go of this fraction of the payload kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """How loaders share a source, until they are others."""
+
+    loaders: Sequence[ChunkReader]
+    leases: LeaseTable
+    avoided_until: list[float]
+    """By loader: until when it is not asked while there is another, on the clock of `time.monotonic`."""
+
+    @classmethod
+    def of(cls, loaders: Sequence[ChunkReader], num_standbys: int) -> Self:
+        return cls(loaders, LeaseTable(len(loaders) - num_standbys, num_standbys), [0.0] * len(loaders))
+
+    def holder(self, cursor: Cursor) -> Lease:
+        """The lease on a window; moved before, if its holder was lost a moment ago and another was not."""
+        now = time.monotonic()
+        for _ in self.loaders:
+            lease = self.leases.holder(cursor.epoch, cursor.window)
+            if self.avoided_until[lease.loader] <= now:
+                break
+            self.leases.move(cursor.epoch, cursor.window)
+        return self.leases.holder(cursor.epoch, cursor.window)
+
+    def pass_over(self, loader: int) -> None:
+        """Do not ask a loader for a while; where all were lost, wait a little, and ask them again."""
+        now = time.monotonic()
+        self.avoided_until[loader] = now + AVOID_S
+        if min(self.avoided_until) > now:
+            self.avoided_until[:] = [0.0] * len(self.loaders)
+            time.sleep(_RETRY_S)
 
 
 class SourceFeed:
@@ -72,16 +107,16 @@ class SourceFeed:
     ) -> None:
         self._name = name
         self._spec = spec
-        self._loaders = loaders
         self._pool = pool
         self._timeout_s = timeout_s
         self._chaos = chaos
-        self._leases = LeaseTable(len(loaders) - num_standbys, num_standbys)
+        self._sharing = _Sharing.of(loaders, num_standbys)
         self._lost = lost
-        self._avoided_until = [0.0] * len(loaders)
         self._ahead: tuple[Cursor, Future[SampleChunk]] | None = None
         self.stale_answers = 0
         """Answers refused because their lease had moved."""
+        self.waited_s = 0.0
+        """Time that `read` waited."""
 
     def read(self, cursor: Cursor) -> SampleChunk:
         """The chunk that starts at ``cursor``.
@@ -92,8 +127,9 @@ class SourceFeed:
         """
         ahead, self._ahead = self._ahead, None
         future = ahead[1] if ahead and ahead[0] == cursor else self._pool.submit(self._read, cursor)
+        began_s = time.perf_counter()
         try:
-            chunk = future.result(self._timeout_s)
+            chunk = future.result(self._timeout_s + _LAST_WORD_S)
         except TimeoutError:
             if not future.done():
                 raise LoaderTimeout(
@@ -101,52 +137,40 @@ class SourceFeed:
                     f" window {cursor.window}, row {cursor.position}); raise timeout_s if its storage is that slow"
                 ) from None
             chunk = future.result()  # done just now, or it raised a time-out of its own
+        self.waited_s += time.perf_counter() - began_s
         if self._spec.on_exhausted == "repeat" or chunk.end.epoch < self._spec.repeat:
             self._ahead = (chunk.end, self._pool.submit(self._read, chunk.end))
         return chunk
 
+    def share(self, loaders: Sequence[ChunkReader], num_standbys: int) -> None:
+        """Share the source among other loaders from now on. What is being read is refused, and read again."""
+        self._sharing = _Sharing.of(loaders, num_standbys)
+
     def _read(self, cursor: Cursor) -> SampleChunk:
         deadline = time.monotonic() + self._timeout_s
         while True:
-            lease = self._holder(cursor)
-            loader = self._loaders[lease.loader]
+            sharing = self._sharing
+            leases, lease = sharing.leases, sharing.holder(cursor)
+            loader = sharing.loaders[lease.loader]
             try:
                 if self._chaos is None:
                     chunk = loader.read(cursor, CHUNK_SAMPLES)
                 else:
                     chunk = self._chaos.read(loader, cursor)
                     if self._chaos.revokes():
-                        self._leases.move(cursor.epoch, cursor.window)
+                        leases.move(cursor.epoch, cursor.window)
             except LoaderLost as lost:
-                self._move_on(cursor, lease.loader, lost, deadline)
+                if self._lost is not None:
+                    self._lost(lease.loader, lost)
+                if time.monotonic() > deadline:
+                    raise LoaderTimeout(
+                        f"source '{self._name}': no loader answered within {self._timeout_s:g} s ({lost}); look at its"
+                        " node, or raise timeout_s"
+                    ) from None
+                sharing.pass_over(lease.loader)
+                leases.move(cursor.epoch, cursor.window)
                 continue
-            if self._leases.accepts(cursor.epoch, cursor.window, lease):
-                self._leases.forget_before(chunk.end.epoch, chunk.end.window)
+            if sharing is self._sharing and leases.accepts(cursor.epoch, cursor.window, lease):
+                leases.forget_before(chunk.end.epoch, chunk.end.window)
                 return chunk
             self.stale_answers += 1
-
-    def _holder(self, cursor: Cursor) -> Lease:
-        """The lease on a window; moved before, if its holder was lost a moment ago and another was not."""
-        now = time.monotonic()
-        for _ in self._loaders:
-            lease = self._leases.holder(cursor.epoch, cursor.window)
-            if self._avoided_until[lease.loader] <= now:
-                break
-            self._leases.move(cursor.epoch, cursor.window)
-        return self._leases.holder(cursor.epoch, cursor.window)
-
-    def _move_on(self, cursor: Cursor, loader: int, lost: LoaderLost, deadline: float) -> None:
-        """Lease a window to another loader; where there is none, wait for the one to come back."""
-        if self._lost is not None:
-            self._lost(loader, lost)
-        now = time.monotonic()
-        if now > deadline:
-            raise LoaderTimeout(
-                f"source '{self._name}': no loader answered within {self._timeout_s:g} s ({lost}); look at its node,"
-                " or raise timeout_s"
-            ) from None
-        self._avoided_until[loader] = now + AVOID_S
-        if min(self._avoided_until) > now:  # all of them were lost; ask again until one is back
-            self._avoided_until = [0.0] * len(self._loaders)
-            time.sleep(_RETRY_S)
-        self._leases.move(cursor.epoch, cursor.window)

@@ -50,8 +50,3 @@ class LeaseTable:
     def forget_before(self, epoch: int, window: int) -> None:
         """Drop the moved leases of windows that are read to their end."""
         self._moved = {key: lease for key, lease in self._moved.items() if key >= (epoch, window)}
-
-    def deal(self, num_loaders: int) -> None:
-        """Deal the windows to other numbers of loaders from now on; leases that were moved stay where they are."""
-        self._num_members += num_loaders - self._num_loaders
-        self._num_loaders = num_loaders

@@ -43,6 +43,12 @@ class RayOptions(Frozen):
     """Actors that the sources are divided among; by default half as many as the cluster has processors."""
     shadows: int = Field(default=0, ge=0)
     """Hot standbys for each of those: they take over at once where one is lost, and cost as much memory."""
+    autoscale: bool = False
+    """Measure the sources, and give those that need it more loaders, and fewer, as the mixture and the load change."""
+    max_cpus: float | None = Field(default=None, gt=0)
+    """With ``autoscale``: processors that all loaders may take together; by default those of the cluster."""
+    max_bytes: int | None = Field(default=None, gt=0)
+    """With ``autoscale``: memory likewise; by default half of the cluster's."""
     loader_cpus: float = Field(default=0.0, ge=0)
     """Processors reserved for each of those actors; with 0 they run where there is room."""
     resources: Mapping[str, float] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ a snapshot every ``snapshot_every`` steps.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Self
@@ -36,7 +37,8 @@ SNAPSHOT_EVERY = 64
 TIMEOUT_S = 300.0
 """Limit of every wait: longer than a store repeats a request for."""
 
-_DEPTH = 256
+_DEPTH = 32
+"""Writes that may wait: those of 256 steps."""
 
 
 class PlanLog:
@@ -77,8 +79,8 @@ class PlanLog:
         self._released = 0
         self._expected: dict[int, str] = {}
         self._closed = False
-        # Of the thread that writes:
-        self._buffer = bytearray()
+        self._buffering = threading.Lock()
+        self._buffer = bytearray()  # collected here, as to wake the thread takes longer than all the rest
         self._buffer_step = 0
         self._writer = WriteBehind(f"{url}: the plan log", depth=_DEPTH, timeout_s=timeout_s)
 
@@ -192,10 +194,15 @@ class PlanLog:
         known = self._check(step, plan_hash)
         self._next_step = max(self._next_step, after.step)
         snapshot = after if after.step % self._snapshot_every == 0 else None
-        if not known or snapshot is not None:
-            self._writer.put(
-                partial(self._write, step, None if known else bytes.fromhex(plan_hash), snapshot)
-            )
+        with self._buffering:
+            if not known:
+                if step != self._buffer_step + len(self._buffer) // HASH_BYTES:
+                    self._flush()
+                    self._buffer_step = step
+                self._buffer += bytes.fromhex(plan_hash)
+                assert len(self._buffer) % HASH_BYTES == 0
+            if snapshot is not None or len(self._buffer) == HASHES_EVERY * HASH_BYTES:
+                self._flush(snapshot)
 
     def recover(self, step: int) -> Recovery:
         """Where to plan on from, to come to a step again; what is to be compared by `check` is known from then on.
@@ -204,7 +211,9 @@ class PlanLog:
             StateError: steps so early were released, or no snapshot is left undamaged; names the object.
             LoaderTimeout: it was not read in time.
         """
-        recovery = self._writer.call(partial(self._recover, step))
+        with self._buffering:
+            self._flush()
+        recovery = self._writer.call(partial(self._stored.recover, step))
         self._expected = dict(recovery.hashes)
         self._next_step = max([self._next_step, *(one + 1 for one in recovery.hashes)])
         return recovery
@@ -229,13 +238,15 @@ class PlanLog:
         """Write what is waiting, and end. A second call does nothing.
 
         Raises:
+            StorageError: something could not be written.
             LoaderTimeout: it was not written in time.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            self._writer.call(self._flush)
+            with self._buffering:
+                self._flush()
         finally:
             self._writer.close()
 
@@ -250,26 +261,18 @@ class PlanLog:
             )
         return expected is not None
 
-    def _recover(self, step: int) -> Recovery:
-        self._flush()
-        return self._stored.recover(step)
+    def _flush(self, snapshot: StreamState | None = None) -> None:
+        """Let what is collected be written, and a snapshot after it."""
+        step, hashes = self._buffer_step, bytes(self._buffer)
+        self._buffer_step += len(hashes) // HASH_BYTES
+        self._buffer.clear()
+        if hashes or snapshot is not None:
+            self._writer.put(partial(self._write, step, hashes, snapshot))
 
-    def _write(self, step: int, plan_hash: bytes | None, snapshot: StreamState | None) -> None:
-        if plan_hash is not None:
-            if step != self._buffer_step + len(self._buffer) // HASH_BYTES:
-                self._flush()
-            if not self._buffer:
-                self._buffer_step = step
-            self._buffer += plan_hash
-            assert len(self._buffer) % HASH_BYTES == 0
-        if snapshot is not None or len(self._buffer) == HASHES_EVERY * HASH_BYTES:
-            self._flush()
+    def _write(self, step: int, hashes: bytes, snapshot: StreamState | None) -> None:
+        if hashes:
+            self._stored.add_hashes(step, hashes)
         if snapshot is not None:
             if not self._stored.has_snapshot(snapshot.step):
                 self._stored.add_snapshot(snapshot)
             self._stored.release(self._released)
-
-    def _flush(self) -> None:
-        if self._buffer:
-            self._stored.add_hashes(self._buffer_step, bytes(self._buffer))
-            self._buffer.clear()

@@ -110,8 +110,7 @@ class PlanLogStore:
         assert all(decision in self._decisions for decision in state.decisions), (
             "it is logged before it is told"
         )
-        # What is decided about later steps is kept once, in order, and not as far as it was known to a planner.
-        body = json_body(replace(state, decisions=()).to_json(self._names))
+        body = json_body(state.to_json(self._names))
         self._snapshots[state.step] = self._put("snapshot", state.step, body)
 
     def release(self, step: int) -> None:

@@ -30,6 +30,7 @@ class WriteBehind:
         self._what = what
         self._timeout_s = timeout_s
         self._jobs: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue(depth)
+        self._closed = LoaderStopped(f"{what} is closed; open it again")
         self._failure: BaseException | None = None
         # A daemon: a process that ends without close() must not wait for a store that does not answer.
         self._thread = threading.Thread(target=self._run, name="omniload-plan-log", daemon=True)
@@ -70,8 +71,7 @@ class WriteBehind:
     def close(self) -> None:
         """Do what is waiting and end the thread. Whoever comes later gets `LoaderStopped`, or what stopped it before.
 
-        Raises:
-            LoaderTimeout: it did not end in time.
+        Raises what stopped it before, if anything did, and `LoaderTimeout` if it did not end in time.
         """
         try:
             self._jobs.put(None, timeout=self._timeout_s)
@@ -82,6 +82,8 @@ class WriteBehind:
             raise LoaderTimeout(
                 f"{self._what}: the thread that writes it did not end within {self._timeout_s:g} s"
             )
+        if self._failure is not self._closed:
+            self.check()
 
     def _put(self, job: Callable[[], object], future: Future[Any]) -> None:
         self.check()
@@ -99,7 +101,7 @@ class WriteBehind:
         while (item := self._jobs.get()) is not None:
             self._do(*item)
         if self._failure is None:
-            self._failure = LoaderStopped(f"{self._what} is closed; open it again")
+            self._failure = self._closed
         while not self._jobs.empty():  # given while it was being closed
             if (item := self._jobs.get()) is not None:
                 self._do(*item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -29,6 +30,10 @@ class Planned:
     """Rows that the step consumed and that make no sample."""
 
 
+class StepGone(LoaderStopped):
+    """A step was let go of, as every client known then was done with it."""
+
+
 Outcome = Planned | End | BaseException
 
 
@@ -44,6 +49,7 @@ class PlanStream:
         ahead: steps that may be begun beyond the one that the slowest client asks for.
         log: where the stream is written down, if it is.
         planning: told how long each plan took.
+        keep_s: no step is let go of before; for clients of a planner that is gone, which this one has yet to hear of.
     """
 
     def __init__(
@@ -53,11 +59,15 @@ class PlanStream:
         ahead: int,
         log: PlanLog | None = None,
         planning: Timing | None = None,
+        keep_s: float = 0.0,
     ) -> None:
         self._planning = planning or Timing()
+        self.stalled_s = 0.0
+        """Time that clients waited for plans, as far as it is known here."""
         self._planner = planner
         self._ahead = ahead
         self._log = log
+        self._keep_until = time.monotonic() + keep_s
         self._moved = threading.Condition()
         self._asked: dict[str, int] = {}
         self._before = {planner.state.step: planner.state}
@@ -85,6 +95,11 @@ class PlanStream:
     def step(self) -> int:
         """The step that is planned next."""
         return self._next
+
+    @property
+    def after(self) -> StreamState:
+        """The stream before the step that is planned next."""
+        return self._planner.state
 
     @property
     def last(self) -> Planned | None:
@@ -120,7 +135,10 @@ class PlanStream:
             self._moved.notify_all()
 
     def planned(self, step: int) -> Future[Outcome]:
-        """What becomes of a step: its plan, the end of the stream at or before it, or what ended the planning."""
+        """What becomes of a step: its plan, the end of the stream at or before it, or what ended the planning.
+
+        `StepGone` for one that was let go of: whoever wants it begins a stream of its own.
+        """
         future: Future[Outcome] = Future()
         with self._moved:
             if step in self._outcomes:
@@ -128,9 +146,7 @@ class PlanStream:
             elif self._last is not None and step >= self._next:
                 future.set_result(self._last)
             elif step < self._next:
-                future.set_result(
-                    LoaderStopped(f"step {step} was let go of, as every client was done with it")
-                )
+                future.set_result(StepGone(f"step {step} was let go of, as every client was done with it"))
             else:
                 self._waiting.setdefault(step, []).append(future)
         return future
@@ -209,8 +225,12 @@ class PlanStream:
                     )
 
     def _plan(self) -> Planned | None:
-        with self._planning.measure():
-            plan = self._planner.next()
+        began_s = time.perf_counter()
+        plan = self._planner.next()
+        took_s = time.perf_counter() - began_s
+        self._planning.record(took_s)
+        if min(self._asked.values(), default=-1) == self._next:
+            self.stalled_s += took_s
         after, quarantined = self._planner.state, self._planner.quarantined
         if plan is None:
             self._end(End(after=after, quarantined=quarantined))
@@ -239,6 +259,8 @@ class PlanStream:
 
     def _let_go(self) -> None:
         """Forget the steps that every client is done with."""
+        if time.monotonic() < self._keep_until:
+            return
         least = min(self._asked.values(), default=self._next)
         self._outcomes = {step: one for step, one in self._outcomes.items() if step >= least}
         self._before = {step: one for step, one in self._before.items() if step >= least}

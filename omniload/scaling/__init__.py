@@ -12,6 +12,7 @@ scaling changes who reads a window, never the order of the samples.
     grouping.py     cheap sources into shared actors
     layout.py       readers and actors for one rate, whatever they cost
     observation.py  what a scaler is told, and what it decides
+    policy.py       when anything changes
     scaler.py       Scaler: observations -> decisions, with hysteresis and cool-down; replay of a log
 
 A *reader* is one `omniload.loader.SourceLoader`: it reads one window at a time. The readers of a source share its
@@ -24,8 +25,9 @@ from omniload.scaling.actors import ActorLimits, ActorSpec, Budget, Reader, resi
 from omniload.scaling.demand import Outlook, outlook, step_tokens
 from omniload.scaling.observation import Observation, ScalingDecision, ScalingInputs, SourceLoad
 from omniload.scaling.partition import Partition, Shortfall, partition
+from omniload.scaling.policy import ScalingPolicy
 from omniload.scaling.profile import SourceProfile, profile_source
-from omniload.scaling.scaler import Scaler, ScalerStart, ScalingPolicy, replay
+from omniload.scaling.scaler import Scaler, ScalerStart, replay
 
 __all__ = [
     "ActorLimits",

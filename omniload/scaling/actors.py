@@ -68,6 +68,9 @@ class Reader:
 class ActorSpec:
     """One actor: a process with readers."""
 
+    name: str
+    """Its own among all actors, as long as it is there: ``source#index`` if it was made for a source, ``#number`` if it
+    was made for several; that of a shadow ends in ``.shadow``."""
     readers: tuple[Reader, ...]
     """What it reads; at least one, and of a source one at most."""
     workers: int
@@ -106,7 +109,15 @@ class ActorSpec:
 def with_shadows(actors: Iterable[ActorSpec]) -> tuple[ActorSpec, ...]:
     """The actors, and then a shadow for each."""
     actors = tuple(actors)
-    return actors + tuple(replace(actor, shadow=True) for actor in actors)
+    shadows = (replace(actor, name=f"{actor.name}.shadow", shadow=True) for actor in actors)
+    return (*actors, *shadows)
+
+
+def of_its_own(reader: Reader, base_bytes: int) -> ActorSpec:
+    """An actor that reads nothing else."""
+    return ActorSpec(
+        name=f"{reader.source}#{reader.index}", readers=(reader,), workers=1, base_bytes=base_bytes
+    )
 
 
 def resized(
@@ -136,7 +147,7 @@ def resized(
             changed.append(replace(actor, readers=(_of(one, own, num_actors, cpus),)))
             own += 1
     changed += [
-        ActorSpec(readers=(_of(one, index, num_actors, cpus),), workers=1, base_bytes=primaries[0].base_bytes)
+        of_its_own(_of(one, index, num_actors, cpus), primaries[0].base_bytes)
         for index in range(own, num_actors)
     ]
     return with_shadows(changed) if len(primaries) < len(actors) else tuple(changed)

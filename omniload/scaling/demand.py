@@ -35,7 +35,8 @@ def outlook(
     """Look ahead on the schedule, and on what is decided about steps to come.
 
     A schedule by tokens is followed at `step_tokens` a step. One by epochs is not foreseen: its shares are those of now
-    until it shifts. Exhausted sources have none.
+    until it shifts. Exhausted sources have none. What ``max_fraction`` moves to other sources is not counted here; it
+    shows in what is served.
 
     Args:
         mixture: the mixture.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from typing import Self
 
 import numpy as np
 
-from omniload.scaling.actors import ActorLimits, ActorSpec, Reader, with_shadows
+from omniload.scaling.actors import ActorLimits, ActorSpec, Budget, Reader, of_its_own, with_shadows
 from omniload.scaling.grouping import grouped
 from omniload.scaling.profile import SourceProfile
 
 UTILISATION = 0.8
 """Part of its time that a reader is planned to be busy: what is left absorbs samples that cost more than others, so
 that steps do not wait for them."""
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,34 +74,51 @@ class Layout:
         self._load = tokens_per_s * sources.share / sources.rate  # in readers
         self._cpus = tokens_per_s * sources.share * sources.cpu_s
         self._num_readers = np.maximum(np.ceil(self._load), 1)  # float64: it may be more than can be
-        limits = sources.limits
-        room = limits.memory_bytes - limits.base_bytes
-        light = np.flatnonzero(self._num_readers == 1)
-        load = np.stack([self._load / limits.workers, sources.memory / room], axis=1)
-        self._groups = [light[group] for group in grouped(load[light])]
 
     @property
     def cpus(self) -> float:
-        """Processors that are kept busy."""
-        return math.fsum(self._cpus.tolist())
+        """Processors that are kept busy, rounded up by what the sum over actors may differ."""
+        return math.fsum(self._cpus.tolist()) * (1 + _ROUNDING)
 
     @property
     def memory_bytes(self) -> float:
         """Memory that is taken; a whole number, of any size."""
-        num_actors = len(self._groups) + self._num_readers[self._num_readers > 1].sum()
+        return self._memory_bytes(len(self._groups))
+
+    def is_over(self, budget: Budget) -> bool:
+        """Whether more is taken than there is; sources are put into groups only if that may decide it."""
+        if self.cpus > budget.cpus or self._memory_bytes(0) > budget.memory_bytes:
+            return True
+        return self.memory_bytes > budget.memory_bytes
+
+    @functools.cached_property
+    def _groups(self) -> list[np.ndarray]:
+        """Numbers of the sources that share an actor."""
+        limits = self._sources.limits
+        light = np.flatnonzero(self._num_readers == 1)
+        room = limits.memory_bytes - limits.base_bytes
+        load = np.stack([self._load / limits.workers, self._sources.memory / room], axis=1)
+        return [light[group] for group in grouped(load[light])]
+
+    def _memory_bytes(self, num_shared: int) -> float:
+        num_actors = num_shared + self._num_readers[self._num_readers > 1].sum()
         own = num_actors * self._sources.limits.base_bytes + (self._num_readers * self._sources.memory).sum()
         return float(own) * (1 + self._sources.shadows)
 
     def actors(self) -> tuple[ActorSpec, ...]:
         """The actors: of the sources that have several, by name; then those that sources share; then shadows."""
+        limits, base_bytes = self._sources.limits, self._sources.limits.base_bytes
         actors = [
-            self._actor((reader,), 1)
+            of_its_own(reader, base_bytes)
             for source in np.flatnonzero(self._num_readers > 1).tolist()
             for reader in self._readers(source)
         ]
-        for group in self._groups:
+        for number, group in enumerate(self._groups):
             readers = tuple(reader for source in group.tolist() for reader in self._readers(source))
-            actors.append(self._actor(readers, min(len(readers), self._sources.limits.workers)))
+            workers = min(len(readers), limits.workers)
+            actors.append(
+                ActorSpec(name=f"#{number}", readers=readers, workers=workers, base_bytes=base_bytes)
+            )
         return with_shadows(actors) if self._sources.shadows else tuple(actors)
 
     def _readers(self, source: int) -> tuple[Reader, ...]:
@@ -114,6 +133,3 @@ class Layout:
             )
             for index in range(count)
         )
-
-    def _actor(self, readers: tuple[Reader, ...], workers: int) -> ActorSpec:
-        return ActorSpec(readers=readers, workers=workers, base_bytes=self._sources.limits.base_bytes)

@@ -1,9 +1,8 @@
 """Auto-partitioning: readers, actors and groups that keep up with a demand, within a budget.
 
 How many readers a source gets follows from its rate. Those of a source that needs several are actors by themselves;
-sources that need one share actors. What a budget allows is found by laying out
-lower and lower rates until one fits. A layout depends on its rate and not on the budget, so a larger budget never
-gives a lower rate.
+sources that need one share actors. What a budget allows is found by laying out lower and lower rates until one fits. A
+layout depends on its rate and not on the budget, so a larger budget never gives a lower rate.
 
 The problem is that of AutoPartition (arXiv 2504.09844): actors per source, workers per actor, memory and processors.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from omniload.errors import PlanError
 from omniload.scaling.actors import ActorLimits, ActorSpec, Budget
@@ -21,17 +20,17 @@ from omniload.scaling.layout import Layout, Sources
 from omniload.scaling.profile import SourceProfile
 from omniload.suggest import suggest
 
+Resource: TypeAlias = Literal["cpus", "memory_bytes"]
+_RESOURCES: tuple[Resource, ...] = get_args(Resource)
 _OCTAVES, _PER_OCTAVE = 20, 16
 """Rates tried: so many halvings of the demand, and steps in each, evenly spaced."""
-_ROUNDING = 1e-12
-"""Relative error that sums of processors may have: as much of the budget is left unused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortfall:
     """A resource of which the demand needs more than there is."""
 
-    resource: Literal["cpus", "memory_bytes"]
+    resource: Resource
     """Name of the field of `Budget`."""
     needed: float
     """What the demand needs."""
@@ -119,9 +118,9 @@ def partition(
     sources = Sources.of(profiles, shares, limits or ActorLimits(), shadows=shadows)
     wanted, least = Layout(sources, demand_tokens_per_s), Layout(sources, 0.0)
     rate, chosen = demand_tokens_per_s, wanted
-    if _over(wanted, budget):
+    if wanted.is_over(budget):
         lower = ((rate, Layout(sources, rate)) for rate in _rates_below(demand_tokens_per_s))
-        rate, chosen = next((found for found in lower if not _over(found[1], budget)), (0.0, least))
+        rate, chosen = next((found for found in lower if not found[1].is_over(budget)), (0.0, least))
     return Partition(
         actors=chosen.actors(),
         tokens_per_s=rate,
@@ -133,19 +132,10 @@ def partition(
                 available=getattr(budget, resource),
                 least=getattr(least, resource),
             )
-            for resource in _over(wanted, budget)
+            for resource in _RESOURCES
+            if getattr(wanted, resource) > getattr(budget, resource)
         ),
     )
-
-
-def _over(layout: Layout, budget: Budget) -> list[Literal["cpus", "memory_bytes"]]:
-    """The resources that a layout takes more of than there is."""
-    over: list[Literal["cpus", "memory_bytes"]] = []
-    if layout.cpus * (1 + _ROUNDING) > budget.cpus:
-        over.append("cpus")
-    if layout.memory_bytes > budget.memory_bytes:
-        over.append("memory_bytes")
-    return over
 
 
 def _rates_below(demand: float) -> Iterator[float]:

@@ -27,44 +27,17 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Self
 
-from omniload.errors import PlanError
 from omniload.scaling.actors import ActorSpec, Budget, resized
 from omniload.scaling.layout import UTILISATION
 from omniload.scaling.observation import Observation, Reason, ScalingDecision, ScalingInputs
 from omniload.scaling.partition import Partition
+from omniload.scaling.policy import ScalingPolicy
 from omniload.scaling.profile import SourceProfile
 
 _LEAST_AT_WORK = 0.1
 """The trainer is taken to work for this part of its time at least, so that one stall is no reason for ever so many."""
 _SLOWEST = 0.25
 """Of its profiled rate: below that it is not for want of readers that a source lags."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScalingPolicy:
-    """When the number of readers changes."""
-
-    high: float = 0.9
-    """Readers that would be busy for a larger part of their time get company."""
-    low: float = 0.7
-    """One reader goes, or several, if without it the others would be busy for a smaller part of theirs."""
-    lag: float = 0.02
-    """Part of the time that the trainer may wait for a source."""
-    window: int = 8
-    """Observations that averages are over; until there are so many, only the schedule changes anything."""
-    cool_down_steps: int = 50
-    """After a change of a source there is no other for so many steps, unless the schedule asks for more readers."""
-
-    def __post_init__(self) -> None:
-        """Raises PlanError if changes would follow from each other."""
-        if not 0 < self.low < UTILISATION < self.high <= 1:
-            raise PlanError(
-                f"scaling: low {self.low} and high {self.high} must be above 0, at most 1, and on either side of"
-                f" {UTILISATION}, the utilisation that is planned"
-            )
-        for name, least in (("window", 1), ("cool_down_steps", 0), ("lag", 0)):
-            if getattr(self, name) < least:
-                raise PlanError(f"scaling: {name} is {getattr(self, name)}; it is at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +119,7 @@ class Scaler:
         }
         self._recent: deque[tuple[int, Observation]] = deque(maxlen=start.policy.window)
         self._held_back: dict[str, int] = {}
+        self._changed_at = -1  # step of the last decision about any source
 
     @property
     def actors(self) -> tuple[ActorSpec, ...]:
@@ -166,9 +140,16 @@ class Scaler:
         """
         assert not self._recent or step > self._recent[-1][0], "observations are of one step after the other"
         assert observation.sources.keys() == self._sources.keys()
+        assert observation.seconds > 0
         self._recent.append((step, observation))
-        inputs = {name: self._inputs(name, observation) for name in self._sources}
+        inputs = self._inputs(observation)
         wishes = [wish for name in inputs if (wish := self._wish(step, name, inputs[name])) is not None]
+        # One that lags may keep others waiting, so the worst is helped first, and then it is seen what is left.
+        lagging = sorted(
+            (wish for wish in wishes if wish.reason == "lag"),
+            key=lambda wish: (-inputs[wish.source].waited, wish.source),
+        )
+        wishes = [wish for wish in wishes if wish not in lagging[1:]]
         wishes += self._crowded({wish.source for wish in wishes}, inputs)
         self._held_back = {}
         decisions = (self._grant(step, wish, inputs) for wish in sorted(wishes, key=self._rank(inputs)))
@@ -178,24 +159,29 @@ class Scaler:
     def _settled(self) -> bool:
         return len(self._recent) == self._policy.window
 
-    def _inputs(self, name: str, observation: Observation) -> ScalingInputs:
-        source, recent = self._sources[name], [one for _, one in self._recent]
-        stream, realised, waited = self._start.partition.demand_tokens_per_s, 0.0, 0.0
+    def _inputs(self, observation: Observation) -> dict[str, ScalingInputs]:
+        """What decisions go by, of each source."""
+        recent = [one for _, one in self._recent]
+        as_it_is = self._changed_at < self._recent[0][0]  # else some were waited for before the last change
+        stream, total, seconds = self._start.partition.demand_tokens_per_s, 0, 1.0
         if self._settled:
-            total = sum(load.tokens for one in recent for load in one.sources.values())
             # A pause of the trainer is not slack: one slow observation does not move the median.
             stream = median(_tokens_per_s_at_work(one) for one in recent)
-            realised = sum(one.sources[name].tokens for one in recent) / total if total else 0.0
-            if source.changed_at is None or source.changed_at < self._recent[0][0]:
+            total = sum(load.tokens for one in recent for load in one.sources.values())
+            seconds = sum(one.seconds for one in recent)
+        inputs = {}
+        for name, source in self._sources.items():
+            waited = 0.0
+            if self._settled and as_it_is:
                 waited = sum(min(one.sources[name].waited_s, one.stalled_s) for one in recent)
-                waited /= sum(one.seconds for one in recent)
-        return ScalingInputs(
-            stream_tokens_per_s=stream,
-            ahead=observation.sources[name].ahead,
-            realised=realised,
-            waited=waited,
-            reader_tokens_per_s=source.rate,
-        )
+            inputs[name] = ScalingInputs(
+                stream_tokens_per_s=stream,
+                ahead=observation.sources[name].ahead,
+                realised=sum(one.sources[name].tokens for one in recent) / total if total else 0.0,
+                waited=waited / seconds,
+                reader_tokens_per_s=source.rate,
+            )
+        return inputs
 
     def _wish(self, step: int, name: str, inputs: ScalingInputs) -> _Wish | None:
         source, policy, demand = self._sources[name], self._policy, inputs.demand_tokens_per_s
@@ -266,7 +252,8 @@ class Scaler:
                 return None
         before, cpus = source.readers, self._cpus(wish.source, readers, wish.rate, inputs)
         source.readers, source.rate = readers, wish.rate
-        source.ahead, source.changed_at = inputs[wish.source].ahead, step
+        source.ahead = inputs[wish.source].ahead
+        source.changed_at = self._changed_at = step
         self._actors = resized(self._actors, wish.source, readers, cpus=cpus)
         return ScalingDecision(
             step=step,

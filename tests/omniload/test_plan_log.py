@@ -28,6 +28,7 @@ from omniload.runtime.plan_log import PlanLog
 from storage import FileStat, StorageError, Store, Transient
 from storage.buffers import Data
 from tests.omniload.planning import FakeMetadata
+from tests.storage.seaweed import S3Server
 
 SEQ_LEN = 16
 NAMES = ["a", "b", "c"]
@@ -297,9 +298,9 @@ def test_a_planner_that_dies_at_any_moment_is_replaced_by_one_that_makes_the_sam
 def test_a_death_at_each_operation_of_a_run_is_survived() -> None:
     script = [
         ("plan", 9, 0),
-        ("decide", 2, 1),
+        ("decide", 3, 1),  # about step 12, of which there will be a snapshot
         ("plan", 6, 0),
-        ("release", 5, 0),
+        ("release", 2, 0),  # so that the log begins with it
         ("decide", 0, 3),
         ("plan", 9, 0),
         ("reopen", 0, 0),
@@ -401,27 +402,29 @@ def test_a_planner_thought_dead_is_stopped_and_harms_nothing_at_whichever_operat
         old_store = FaultyStore(place)
         old, planner = begin(old_store, snapshot_every=4)
         first = len(old_store.operations)
-        taken_over: list[tuple[list[str], tuple[Decision, ...]]] = []
+        taken_over: list[tuple[int, tuple[Decision, ...]]] = []
 
         def take_over(
             number: int,
             at: int = first + point,
             place: str = place,
-            taken_over: list[tuple[list[str], tuple[Decision, ...]]] = taken_over,
+            taken_over: list[tuple[int, tuple[Decision, ...]]] = taken_over,
         ) -> None:
             if number != at:
                 return
             new = reopen(Store(place), snapshot_every=4)
             recovery = new.recover(14)
             successor = new_planner(recovery.state)
-            planned = plan_steps(new, successor, 22 - recovery.state.step)
-            decision = SkipSteps(step=23, count=1)
+            known = max(recovery.hashes, default=13) + 1
+            plan_steps(new, successor, max(14, known) - recovery.state.step)
+            # About a step that the old planner may have planned, but not logged: now there is another plan of it.
+            decision = SkipSteps(step=successor.state.step, count=1)
             new.decided(decision)
             successor.decide(decision)
-            planned += plan_steps(new, successor, 3)
+            plan_steps(new, successor, 2)
             new.release(13)
             new.close()
-            taken_over.append((planned, (*recovery.state.decisions, decision)))
+            taken_over.append((successor.state.step, (*recovery.state.decisions, decision)))
 
         old_store.before = take_over
         stopped = ""
@@ -440,18 +443,19 @@ def test_a_planner_thought_dead_is_stopped_and_harms_nothing_at_whichever_operat
             break
         with suppress(LoaderStopped):
             old.close()
-        [(planned, decisions)] = taken_over
+        [(step, decisions)] = taken_over
         log = reopen(Store(place))
         recovery = log.recover(14)
-        assert recovery.state.decisions == decisions
-        plan_steps(log, new_planner(recovery.state), 25 - recovery.state.step)
+        assert set(recovery.state.decisions) == set(decisions)
+        assert max(recovery.hashes) == step - 1
+        planned = plan_steps(log, new_planner(recovery.state), step + 10 - recovery.state.step)
         log.close()
-        assert planned == undisturbed(25, decisions)[25 - len(planned) :]
+        assert planned == undisturbed(step + 10, recovery.state.decisions)[recovery.state.step :]
         assert not stopped or "opened again elsewhere, as generation 2; this planner, of" in stopped
         seen.add((bool(stopped), len(decisions)))
         asleep.add(old_store.operations[first + point - 1])
     assert point > 30
-    assert asleep == {"list", "write", "stat", "delete"}
+    assert asleep >= {"write", "stat", "delete"}
     assert {(True, 1), (True, 2)} <= seen, "the decision of the old planner was in time or was not"
 
 
@@ -777,19 +781,24 @@ def test_what_fails_behind_is_reported_by_the_next_call(url: str) -> None:
 
 
 def test_storage_that_hangs_holds_up_neither_planning_nor_anybody_for_ever(url: str) -> None:
-    store = FaultyStore(url)
+    store, others = FaultyStore(url), set(threading.enumerate())
     log, planner = begin(store, timeout_s=0.2)
+    [thread] = set(threading.enumerate()) - others
     hanging = threading.Event()
     store.before = lambda _: hanging.wait(60) or None
     plan_steps(log, planner, 100)  # written behind
     log.release(50)
     with pytest.raises(LoaderTimeout, match=r"plan log: not written within 0\.2 s; open it again"):
         log.decided(SkipSteps(step=200, count=1))
-    with pytest.raises(LoaderTimeout, match="not written within"):  # what comes after it must not be written
-        log.decided(SkipSteps(step=200, count=1))
+    with pytest.raises(LoaderTimeout, match="not written within"):
+        log.decided(SkipSteps(step=201, count=1))
     with pytest.raises(LoaderTimeout):
         log.close()
     hanging.set()
+    thread.join(60)
+    log = reopen(Store(url))
+    assert log.recover(0).state.decisions == (), "what nobody waits for any more is not written late"
+    log.close()
 
 
 def test_planning_is_held_up_by_slow_storage_for_so_long_and_then_stopped(url: str) -> None:
@@ -797,14 +806,14 @@ def test_planning_is_held_up_by_slow_storage_for_so_long_and_then_stopped(url: s
     log, planner = begin(store, timeout_s=0.2)
     hanging = threading.Event()
     store.before = lambda _: hanging.wait(60) or None
-    with pytest.raises(LoaderTimeout, match="256 writes are waiting and none was done within"):
+    with pytest.raises(LoaderTimeout, match="32 writes are waiting and none was done within"):
         plan_steps(log, planner, 400)
     hanging.set()
     log.close()
     log = reopen(Store(url))
     recovery = log.recover(0)
     log.close()
-    assert len(recovery.hashes) > 256
+    assert len(recovery.hashes) >= 256
     assert list(recovery.hashes.values()) == undisturbed(400)[: len(recovery.hashes)]
 
 
@@ -879,12 +888,19 @@ def test_a_step_costs_18_bytes_and_a_source_in_a_snapshot_128_at_most(url: str) 
     assert size <= 300 * 128
 
 
-def test_a_log_on_a_local_disk_is_the_same(tmp_path: Path) -> None:
-    log, planner = begin(Store(tmp_path / "log"))
+@pytest.mark.parametrize("kind", ["local", "s3"])
+def test_a_log_elsewhere_is_the_same(tmp_path: Path, s3: S3Server, kind: str) -> None:
+    place = str(tmp_path / "log") if kind == "local" else f"s3://{s3.bucket}/{tmp_path.name}"
+    store = Store(place, {} if kind == "local" else s3.storage_options)
+    log, planner = begin(store)
     plan_steps(log, planner, 200)
-    log.close()
-    log = reopen(Store(tmp_path / "log"))
-    recovery = log.recover(150)
-    log.close()
+    log.recover(0)  # waits for what is being written
+    successor = reopen(store)
+    with pytest.raises(LoaderStopped, match="this planner, of generation 1, must not go on"):
+        log.decided(SkipSteps(step=300, count=1))
+    recovery = successor.recover(150)
+    successor.close()
+    with pytest.raises(LoaderStopped):
+        log.close()
     assert recovery.state.step == 128
     assert [*recovery.hashes.values()] == undisturbed(200)[128:]

@@ -308,6 +308,13 @@ def test_a_source_that_lags_gets_one_more_and_keeps_it() -> None:
     assert drive(scaler, observed({"a": 1000}), range(10, 200)) == []
 
 
+def test_of_sources_that_lag_the_worst_is_helped_first() -> None:
+    scaler = Scaler(start({"a": 0.3, "b": 0.7}))
+    slow = observed({"a": 300, "b": 700}, waited={"a": 0.04, "b": 0.05}, stalled_s=0.05, seconds=1.05)
+    decisions = drive(scaler, slow, range(9))
+    assert [(one.source, one.reason, one.step) for one in decisions] == [("b", "lag", 3), ("a", "lag", 7)]
+
+
 def test_waiting_that_no_client_sees_is_no_lag() -> None:
     scaler = Scaler(start({"a": 1.0}))
     assert drive(scaler, observed({"a": 1000}, waited={"a": 0.9}), range(100)) == []

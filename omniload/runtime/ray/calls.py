@@ -51,7 +51,7 @@ def result(ref: Any, timeout_s: float, who: str) -> Any:
     try:
         value = ray.get(ref, timeout=timeout_s)
     except GetTimeoutError:
-        raise LoaderLost(f"{who} did not answer within {timeout_s:g} s") from None
+        raise LoaderLost(f"{who} did not answer in time") from None
     except RayActorError:
         raise LoaderLost(f"{who} is not running") from None
     except RayError as error:  # its result is lost with the node that held it, say

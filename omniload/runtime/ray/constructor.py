@@ -1,9 +1,12 @@
-"""The DataConstructor role as an actor: one per node. It asks every loader once for all ranks of its node."""
+"""The DataConstructor role as an actor: one per node. It asks every loader once for all ranks of its node.
+
+What the loaders answer lies in shared memory, in one object for each rank and loader, and the rank reads it there: the
+constructor hands over references and touches no payload itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -16,19 +19,31 @@ from ray.exceptions import RayError
 from omniload.constructor import pieces_of
 from omniload.errors import LoaderTimeout, kind_and_message
 from omniload.observing.stats import ActorStats, ClientStats
-from omniload.payload import Payload
-from omniload.pieces import Failure
+from omniload.pieces import Failure, join_pieces
 from omniload.planner import Plan, StreamState
-from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import AVOID_S, LoaderLost
 from omniload.runtime.plan_stream import Planned
 from omniload.runtime.ray.calls import FIRST_RETRY_S, LAST_RETRY_S, Raised, told
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout
 from omniload.runtime.ray.meter import Meter
-from omniload.runtime.ray.planner import ALIVE_EVERY_S, LOST_AFTER_S
+from omniload.runtime.ray.planner import ALIVE_EVERY_S, LOST_AFTER_S, Reply
 
 Lanes: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What one loader has of the payload of a rank's lanes."""
+
+    loader: str
+    """Name of the loader."""
+    where: np.ndarray
+    """``int64[n]``: which of the pieces."""
+    others: bool
+    """Whether another loader could give it as well."""
+    bundle: Any
+    """Ray's reference to their `Bundle`, or `Raised`, in the shared memory of the node that has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +56,8 @@ class Served:
     """The stream after it."""
     quarantined: tuple[Failure, ...]
     """Rows that the step consumed and that make no sample."""
-    bundle: Bundle
-    """The payload of the rank's lanes, one after the other."""
+    parts: tuple[Part, ...]
+    """The payload of the rank's lanes; together the parts have every piece of the lanes, one lane after the other."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -59,9 +74,9 @@ class _Step:
     """A step on its way."""
 
     outcome: asyncio.Task[Any]
-    bundles: dict[Lanes, asyncio.Task[dict[Lanes, Bundle]]] = field(default_factory=dict)
-    pieces: list[np.ndarray] = field(default_factory=list)
-    """What was asked of the loaders."""
+    parts: dict[Lanes, tuple[Part, ...]] = field(default_factory=dict)
+    asked: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    """Names of loaders, and the pieces that each was asked for."""
 
 
 class Routes:
@@ -81,9 +96,9 @@ class Routes:
         self._kind_of = np.array([self._kinds.index(one) for one in members])
         self._lost_at: dict[str, float] = {}
 
-    def lost(self, name: str) -> None:
-        """A loader did not answer."""
-        self._lost_at[name] = time.monotonic()
+    def lost(self, names: Sequence[str]) -> None:
+        """Loaders did not answer."""
+        self._lost_at |= dict.fromkeys(names, time.monotonic())
 
     def of(self, pieces: np.ndarray) -> list[tuple[list[str], np.ndarray]]:
         """Names of loaders, and ``int64[n]`` which of the pieces to ask them for."""
@@ -116,6 +131,7 @@ class ConstructorActor:
         self._job = job
         self._node = node
         self._routes = Routes(job.layout, len(job.mixture.names))
+        self._layout = job.layout.version
         self._meter = Meter(job.constructor(node), "constructor")
         self._seen: dict[str, float] = {}
         self._said: dict[str, ClientStats] = {}
@@ -126,12 +142,18 @@ class ConstructorActor:
 
     async def alive(self, client: str, stats: ClientStats | None = None) -> None:
         """A rank is there, even if it asks for nothing at the moment, and says how it is."""
+        if client not in self._seen:  # before the last one that leaves could end the job
+            with suppress(LoaderLost, RayError):
+                self._seen[client] = time.monotonic()
+                await self._say_alive(self._job.find(PLANNER))
         self._seen[client] = time.monotonic()
         if stats is not None:
             self._said[client] = stats
         self._watch()
 
-    async def fetch(self, stream: str, client: str, lanes: Lanes, step: int, asked: int) -> Any:
+    async def fetch(
+        self, stream: str, client: str, lanes: Lanes, step: int, asked: int, lost: Sequence[str] = ()
+    ) -> Any:
         """A step of a stream: `Served`, `End`, `Raised` or `Unknown`.
 
         Args:
@@ -140,35 +162,36 @@ class ConstructorActor:
             lanes: its lanes.
             step: the step it wants.
             asked: the first step it is not done with.
+            lost: loaders that did not give their parts of the step when it was served before.
         """
         await self.alive(client)
-        self._taking[client] = _Taking(stream=stream, lanes=lanes, asked=asked)
-        self._let_go(stream)
-        try:
+        with self._meter.answering():
+            before = self._taking.get(client)
+            self._taking[client] = _Taking(stream=stream, lanes=lanes, asked=asked)
+            if before is not None and before.stream != stream:
+                self._let_go(before.stream)
+            self._let_go(stream)
             at = self._steps.get((stream, step))
             if at is None or (at.outcome.done() and not isinstance(at.outcome.result(), Planned)):
                 task = asyncio.get_running_loop().create_task(self._planned(stream, step))
                 at = self._steps[stream, step] = _Step(outcome=task)
+        try:
             planned = await asyncio.shield(at.outcome)
             if not isinstance(planned, Planned):
                 return planned
-            bundles = await asyncio.shield(self._bundles(at, stream, planned.plan, lanes))
+            if lost:
+                self._routes.lost(lost)
+                at.parts.clear()
+            with self._meter.answering():
+                parts = self._parts(at, stream, planned.plan, lanes)
         except Exception as error:
             self._steps.pop((stream, step), None)
             return Raised(told(error))
-        return Served(
-            plan=planned.plan,
-            after=planned.after,
-            quarantined=planned.quarantined,
-            bundle=bundles[lanes],
-        )
+        return Served(plan=planned.plan, after=planned.after, quarantined=planned.quarantined, parts=parts)
 
     async def stats(self) -> tuple[ActorStats, tuple[ClientStats, ...]]:
         """How it is, and its ranks are."""
-        tasks = {task for step in self._steps.values() for task in step.bundles.values() if task.done()}
-        held = [bundle for task in tasks if not task.exception() for bundle in task.result().values()]
-        queue_bytes = sum(bundle.num_bytes for bundle in held)
-        return self._meter.stats(queue_bytes=queue_bytes), tuple(self._said.values())
+        return self._meter.stats(), tuple(self._said.values())
 
     async def pause(self, client: str) -> None:
         """A rank wants no more of its stream."""
@@ -189,65 +212,58 @@ class ConstructorActor:
         return planner.alive.remote(self._node, len(self._seen))
 
     async def _planned(self, stream: str, step: int) -> Any:
-        return await self._call(
+        reply = await self._call(
             PLANNER,
-            lambda planner: planner.planned.remote(stream, step, self._asked(stream)),
+            lambda planner: planner.planned.remote(stream, step, self._asked(stream), self._layout),
             f"the plan of step {step}",
         )
+        if not isinstance(reply, Reply):
+            return reply
+        if reply.layout is not None:
+            self._layout = reply.layout.version
+            self._routes = Routes(reply.layout, len(self._job.mixture.names))
+        return reply.outcome
 
     def _asked(self, stream: str) -> dict[str, int]:
         return {name: one.asked for name, one in self._taking.items() if one.stream == stream}
 
-    def _bundles(self, at: _Step, stream: str, plan: Plan, lanes: Lanes) -> asyncio.Task[dict[Lanes, Bundle]]:
+    def _parts(self, at: _Step, stream: str, plan: Plan, lanes: Lanes) -> tuple[Part, ...]:
         """The payload of these lanes and, asked for with them, of those of all other ranks of the node."""
-        if lanes not in at.bundles:
+        if lanes not in at.parts:
             every = {one.lanes for one in self._taking.values() if one.stream == stream} | {lanes}
-            new = sorted(every - at.bundles.keys())
-            task = asyncio.get_running_loop().create_task(self._gather(at, plan, new))
-            at.bundles |= dict.fromkeys(new, task)
-        return at.bundles[lanes]
+            self._ask_loaders(at, plan, sorted(every - at.parts.keys()))
+        return at.parts[lanes]
 
-    async def _gather(self, at: _Step, plan: Plan, wanted: Sequence[Lanes]) -> dict[Lanes, Bundle]:
+    def _ask_loaders(self, at: _Step, plan: Plan, wanted: Sequence[Lanes]) -> None:
+        """Ask each loader once for what it has of all these lanes; the answers lie ready when they are looked at.
+
+        Raises:
+            LoaderLost: a source has no loader that is there.
+        """
         of_lanes = [pieces_of(plan, lanes) for lanes in wanted]
-        pieces = np.concatenate([one.view(np.uint8).reshape(len(one), -1) for one in of_lanes])
-        pieces = pieces.reshape(-1).view(plan.pieces.dtype)
-        at.pieces.append(pieces)
-        routes = self._routes.of(pieces)
-        parts = await asyncio.gather(*(self._bundle(route, pieces[where]) for route, where in routes))
-        whole = Payload.gathered(
-            len(pieces),
-            ((where.tolist(), part.payload()) for (_, where), part in zip(routes, parts, strict=True)),
-        )
-        bundles, begin = {}, 0
-        for lanes, one in zip(wanted, of_lanes, strict=True):
-            here = slice(begin, begin + len(one))
-            bundles[lanes] = Bundle.of(
-                Payload(
-                    tokens=whole.tokens[here],
-                    loss_mask=whole.loss_mask[here],
-                    arrays=None if whole.arrays is None else whole.arrays[here],
-                )
-            )
-            begin = here.stop
-        return bundles
+        pieces = join_pieces(of_lanes)
+        starts = np.cumsum([0, *map(len, of_lanes)])
+        found: list[list[Part]] = [[] for _ in wanted]
+        for names, where in self._routes.of(pieces):
+            name, loader = self._first_there(names)
+            # Where the pieces of each of the lanes begin, among those asked for.
+            bounds = np.searchsorted(where, starts)
+            ask = loader.bundles.options(num_returns=len(wanted))
+            refs = ask.remote(pieces[where], bounds.tolist())
+            at.asked.append((name, pieces[where]))
+            for i, ref in enumerate(refs if len(wanted) > 1 else [refs]):
+                if bounds[i] < bounds[i + 1]:
+                    part = where[bounds[i] : bounds[i + 1]] - starts[i]
+                    found[i].append(Part(loader=name, where=part, others=len(names) > 1, bundle=ref))
+        at.parts |= {lanes: tuple(parts) for lanes, parts in zip(wanted, found, strict=True)}
 
-    async def _bundle(self, route: Sequence[str], pieces: np.ndarray) -> Bundle:
-        """The payload of pieces, from the first loader of a route that answers."""
-        turns = itertools.cycle(route)
-        what = f"payload of {len(pieces)} samples"
-        with self._meter.fetches.measure():
-            found: Bundle = await self._call(
-                lambda: next(turns), lambda loader: loader.bundle.remote(pieces), what, self._routes.lost
-            )
-        return found
+    def _first_there(self, names: Sequence[str]) -> tuple[str, Any]:
+        for name in names:
+            with suppress(LoaderLost):
+                return name, self._job.find(name)
+        raise LoaderLost(f"none of {', '.join(names)} is there")
 
-    async def _call(
-        self,
-        name: str | Callable[[], str],
-        call: Callable[[Any], Awaitable[Any]],
-        what: str,
-        lost: Callable[[str], None] | None = None,
-    ) -> Any:
+    async def _call(self, name: str, call: Callable[[Any], Awaitable[Any]], what: str) -> Any:
         """Call an actor, again and again while it is being made anew.
 
         Raises:
@@ -257,24 +273,22 @@ class ConstructorActor:
         deadline = time.monotonic() + timeout_s
         pause_s = FIRST_RETRY_S
         while True:
-            who = name if isinstance(name, str) else name()
             try:
-                value = await asyncio.wait_for(call(self._job.find(who)), deadline - time.monotonic())
-                if isinstance(value, Raised):
-                    raise value.error
-                return value
+                value = await asyncio.wait_for(call(self._job.find(name)), deadline - time.monotonic())
             except TimeoutError:
                 raise LoaderTimeout(
-                    f"{what}: {who} did not answer within {timeout_s:g} s; raise timeout_s if the data is that slow"
+                    f"{what}: {name} did not answer within {timeout_s:g} s; raise timeout_s if the data is that slow"
                 ) from None
             except (RayError, LoaderLost) as error:
-                if lost is not None:
-                    lost(who)
                 if time.monotonic() + pause_s > deadline:
                     said = str(error) if isinstance(error, LoaderLost) else kind_and_message(error)
                     raise LoaderTimeout(
-                        f"{what}: {who} was not there within {timeout_s:g} s ({said})"
+                        f"{what}: {name} was not there within {timeout_s:g} s ({said})"
                     ) from None
+            else:
+                if isinstance(value, Raised):
+                    raise value.error
+                return value
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RETRY_S)
 
@@ -287,19 +301,14 @@ class ConstructorActor:
         self._told[stream] = least
         for key in [key for key in self._steps if key[0] == stream and key[1] < least]:
             step = self._steps.pop(key)
-            for pieces in step.pieces:
-                self._release(pieces)
+            for name, pieces in step.asked:
+                with suppress(LoaderLost):  # it keeps nothing then
+                    self._job.find(name).release.remote(pieces)
         if asked:
             with suppress(LoaderLost):  # it learns it with the next step it is asked for
                 self._job.find(PLANNER).ask.remote(stream, asked)
         else:
             del self._told[stream]
-
-    def _release(self, pieces: np.ndarray) -> None:
-        for route, where in self._routes.of(pieces):
-            for name in route:
-                with suppress(LoaderLost):  # it keeps nothing then
-                    self._job.find(name).release.remote(pieces[where])
 
     def _watch(self) -> None:
         if self._watching is None:

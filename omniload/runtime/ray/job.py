@@ -15,6 +15,7 @@ from omniload.runtime.options import Settings
 from omniload.runtime.ray.layout import Layout
 
 PLANNER = "planner"
+_CONSTRUCTOR = "constructor-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,11 @@ class Job:
 
     def constructor(self, node: str) -> str:
         """Name of the constructor on a node."""
-        return f"constructor-{node}"
+        return f"{_CONSTRUCTOR}{node}"
+
+    def is_constructor(self, name: str) -> bool:
+        """Whether an actor of that name is one."""
+        return name.startswith(_CONSTRUCTOR)
 
     def find(self, name: str) -> Any:
         """The handle of an actor.

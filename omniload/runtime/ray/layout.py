@@ -40,6 +40,12 @@ class Layout:
         return replace(self, loaders=tuple(loaders), version=self.version + 1)
 
 
+def with_shadows(loader: Loader, num_shadows: int) -> list[Loader]:
+    """A loader, and those that stand by for it."""
+    names = [f"{loader.name}.shadow-{i}" for i in range(num_shadows)]
+    return [loader, *(replace(loader, name=name, shadow=True) for name in names)]
+
+
 def deal(weights: Sequence[float], num_loaders: int, num_shadows: int) -> Layout:
     """One reader for each source, the heaviest given first to the loader with the least.
 
@@ -54,9 +60,8 @@ def deal(weights: Sequence[float], num_loaders: int, num_shadows: int) -> Layout
         to = min(range(len(dealt)), key=lambda one: (load[one], len(dealt[one]), one))
         dealt[to].append(source)
         load[to] += weights[source]
-    loaders = []
+    loaders: list[Loader] = []
     for number, sources in enumerate(dealt):
         one = Loader(name=f"loader-{number}", sources=tuple(sorted(sources)))
-        loaders.append(one)
-        loaders += [replace(one, name=f"{one.name}.shadow-{i}", shadow=True) for i in range(num_shadows)]
+        loaders += with_shadows(one, num_shadows)
     return Layout(loaders=tuple(loaders))

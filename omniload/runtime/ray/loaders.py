@@ -18,11 +18,12 @@ from omniload.payload import Payload
 from omniload.pieces import Cursor, Failure, SampleChunk
 from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import LoaderLost
-from omniload.runtime.ray.calls import answer, ask, result
+from omniload.runtime.ray.calls import Raised, answer, ask, result
 from omniload.runtime.ray.job import Job
 from omniload.runtime.ray.layout import Layout, Loader
 from omniload.runtime.ray.meter import Meter
 from omniload.samples.tokenize import Tokenizer
+from omniload.scaling.profile import SourceProfile, profile_source
 
 THREADS = 8
 """Calls that a loader works on at once: payload is handed out while windows are read."""
@@ -44,6 +45,7 @@ class LoaderActor:
         self._meter = Meter(loader.name, "loader", names, shadow=loader.shadow)
         self._loaders: dict[int, SourceLoader] = {}
         self._opening = threading.Lock()
+        self._loaded_tokenizer: Tokenizer | None = None
 
     def open(self) -> Any:
         """The files of the sources, in order."""
@@ -68,10 +70,22 @@ class LoaderActor:
         """As `SourceLoader.payload`; for `gather`."""
         return self._loader(source).payload(pieces)
 
-    def bundle(self, pieces: np.ndarray) -> Any:
-        """The payload of pieces of any of the sources, in order."""
+    def bundles(self, pieces: np.ndarray, bounds: Sequence[int]) -> Any:
+        """The payload of pieces of any of the sources, in parts: one `Bundle`, or `Raised`, for each.
+
+        Args:
+            pieces: ``PIECE[p]``.
+            bounds: part i is ``pieces[bounds[i]:bounds[i + 1]]``.
+        """
         with self._meter.answering():
-            return answer(lambda: Bundle.of(gather(pieces, self)))
+            parts = answer(lambda: self._bundles(pieces, bounds))
+            if isinstance(parts, Raised):
+                parts = [parts] * (len(bounds) - 1)
+            return parts if len(parts) > 1 else parts[0]  # as Ray has it
+
+    def _bundles(self, pieces: np.ndarray, bounds: Sequence[int]) -> list[Bundle]:
+        payload = gather(pieces, self)
+        return [Bundle.of(payload.part(begin, end)) for begin, end in itertools.pairwise(bounds)]
 
     def release(self, pieces: np.ndarray) -> None:
         """As `SourceLoader.release`, for pieces of any of the sources."""
@@ -87,6 +101,22 @@ class LoaderActor:
         """The rows quarantined last, of all sources."""
         return [failure for loader in list(self._loaders.values()) for failure in list(loader.failures)]
 
+    def profile(self, seconds: float) -> Any:
+        """A `SourceProfile` of each source, in order, measured beside what goes on.
+
+        Args:
+            seconds: what each may take, about.
+        """
+
+        def measured(source: int) -> SourceProfile:
+            loader = self._open(source)
+            try:
+                return profile_source(loader, seconds=seconds)
+            finally:
+                loader.close()
+
+        return answer(lambda: [measured(source) for source in self._sources])
+
     def stats(self) -> tuple[ActorStats, tuple[ClientStats, ...]]:
         """How it is, and the ranks that it speaks for: none."""
         held = sum(loader.buffered_bytes for loader in list(self._loaders.values()))
@@ -95,21 +125,24 @@ class LoaderActor:
     def _loader(self, source: int) -> SourceLoader:
         with self._opening:  # once, by whoever comes first
             if source not in self._loaders:
-                mixture, settings = self._job.mixture, self._job.settings
-                self._loaders[source] = open_loader(
-                    mixture.names[source],
-                    mixture,
-                    tokenizer=self._tokenizer(),
-                    split=settings.split,
-                    buffer_bytes=settings.buffer_bytes,
-                )
+                self._loaders[source] = self._open(source)
             return self._loaders[source]
+
+    def _open(self, source: int) -> SourceLoader:
+        mixture, settings = self._job.mixture, self._job.settings
+        return open_loader(
+            mixture.names[source],
+            mixture,
+            tokenizer=self._tokenizer(),
+            split=settings.split,
+            buffer_bytes=settings.buffer_bytes,
+        )
 
     def _tokenizer(self) -> Tokenizer | None:
         path = self._job.mixture.tokenizer
         if path is None:
             return None
-        if not hasattr(self, "_loaded_tokenizer"):
+        if self._loaded_tokenizer is None:
             self._loaded_tokenizer = Tokenizer.from_file(path)
         return self._loaded_tokenizer
 
@@ -121,14 +154,15 @@ class RemoteLoader:
         job: the job.
         source: number of the source.
         actor: name of the actor.
-        patience_s: how long a read may take.
+        patience_s: how long a read may take; after one that took longer, twice as long, up to ``timeout_s``: a storage
+            that is slow for every loader must not have them give up in turns.
     """
 
     def __init__(self, job: Job, source: int, actor: str, patience_s: float) -> None:
         self._job = job
         self._source = source
         self._actor = actor
-        self._patience_s = patience_s
+        self._first_patience_s = self._patience_s = patience_s
         self._handle: Any = None
 
     @property
@@ -152,12 +186,15 @@ class RemoteLoader:
     def _call(self, method: str, *args: Any) -> Any:
         self._handle = self._handle or self._job.find(self._actor)
         try:
-            return result(
+            found = result(
                 getattr(self._handle, method).remote(self._source, *args), self._patience_s, self._actor
             )
         except LoaderLost:
             self._handle = None  # it may be made anew under the same name
+            self._patience_s = min(2 * self._patience_s, self._job.settings.timeout_s)
             raise
+        self._patience_s = self._first_patience_s
+        return found
 
 
 class RemoteSources:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,13 +25,16 @@ from omniload.planner import Planner, StreamState
 from omniload.planner.decisions import Decision
 from omniload.runtime.feed import LoaderLost, SourceFeed
 from omniload.runtime.plan_log import PlanLog
-from omniload.runtime.plan_stream import Outcome, PlanStream
+from omniload.runtime.plan_stream import Outcome, Planned, PlanStream, StepGone
+from omniload.runtime.ray.autoscale import Autoscaler, Counters
 from omniload.runtime.ray.calls import Raised, told
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout
-from omniload.runtime.ray.loaders import remote_loaders
+from omniload.runtime.ray.loaders import make_loader, remote_loaders
 from omniload.runtime.ray.meter import Meter
 from omniload.runtime.ray.reporting import Reporter
+from omniload.runtime.steps import End
+from omniload.scaling.profile import SourceProfile
 from storage import Store
 from storage.errors import StorageError
 
@@ -47,8 +50,21 @@ ALIVE_EVERY_S = 2.0
 """How often ranks tell constructors that they are there, and constructors the planner."""
 _LAST_WORD_S = 0.2
 _REPORT_EVERY_S = 1.0
+_PROFILE_S = 0.5
+_LET_GO_S = 10.0
+"""How long a loader that is no longer needed stays, for those who do not know yet."""
 _UNUSED_S = 60.0
 """A job that nobody takes part in for so long since it was made is ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What becomes of a step, and who has its payload."""
+
+    outcome: Planned | End
+    """What becomes of it."""
+    layout: Layout | None
+    """The loaders; None if they are those that who asks knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,16 @@ class Feeds:
             raise LoaderStopped("the loader is closed")
         return self._feeds[source].read(cursor)
 
+    def share(self, job: Job, layout: Layout) -> None:
+        """Read from other actors from now on."""
+        for source, feed in enumerate(self._feeds):
+            feed.share(remote_loaders(job, layout, source), len(layout.shadows(source)))
+
+    @property
+    def waited_s(self) -> list[float]:
+        """How long planning waited for each source."""
+        return [feed.waited_s for feed in self._feeds]
+
     def stop(self) -> None:
         """Begin no further reads."""
         self.stopped = True
@@ -114,6 +140,7 @@ class PlannerActor:
         self._meter = Meter(PLANNER, "planner")
         self._planning = Timing()
         self._reporter = Reporter(job)
+        self._scaler: Autoscaler | None = None
         self._streams: dict[str, tuple[PlanStream, Feeds]] = {}
         self._seen: dict[str, float] = {}
         self._made = time.monotonic()
@@ -123,42 +150,55 @@ class PlannerActor:
     async def open(self, client: str, state: StreamState) -> Any:
         """The stream that goes on from a state, begun if there is none: its name."""
         self._watch()
-        for name, (stream, _) in self._streams.items():
-            if stream.join(client, state):
-                return name
-        name = f"{state.step}-{uuid.uuid4().hex[:8]}"
-        try:
-            log = PlanLog.begin(
-                self._log_of(name), self._job.mixture.names, state, snapshot_every=SNAPSHOT_EVERY
-            )
-            stream = self._begin(name, state, log)
-        except Exception as error:
-            return Raised(told(error))
-        joined = stream.join(client, state)
-        assert joined, "a stream begins with the state that it is begun from"
+        name = next((name for name, (one, _) in self._streams.items() if one.join(client, state)), None)
+        if name is None:
+            name = f"{state.step}-{uuid.uuid4().hex[:8]}"
+            try:
+                log = PlanLog.begin(
+                    self._log_of(name), self._job.mixture.names, state, snapshot_every=SNAPSHOT_EVERY
+                )
+                stream = self._begin(name, state, log)
+            except Exception as error:
+                return Raised(told(error))
+            joined = stream.join(client, state)
+            assert joined, "a stream begins with the state that it is begun from"
+        for other, (stream, _) in list(self._streams.items()):
+            if other != name and client in stream.clients:  # it started again, and takes no more of that one
+                await self.leave(other, [client])
         return name
 
-    async def planned(self, name: str, step: int, asked: Mapping[str, int]) -> Any:
-        """What becomes of a step, once it is planned: an `Outcome`, `Raised` or `Unknown`."""
+    async def planned(self, name: str, step: int, asked: Mapping[str, int], layout: int) -> Any:
+        """What becomes of a step, once it is planned: `Reply`, `Raised` or `Unknown`.
+
+        Args:
+            name: of the stream.
+            step: the step.
+            asked: what the ranks of the node ask for, by name.
+            layout: version of the layout that is known there.
+        """
         self._watch()
-        with self._meter.answering():
-            return await self._planned(name, step, asked)
+        outcome = await self._planned(name, step, asked)
+        if not isinstance(outcome, Planned | End):
+            return outcome
+        return Reply(outcome=outcome, layout=None if layout == self._layout.version else self._layout)
 
     async def _planned(self, name: str, step: int, asked: Mapping[str, int]) -> Any:
-        if name not in self._streams and not self._recover(name, min(asked.values())):
+        if name not in self._streams and not (asked and self._recover(name, min(asked.values()))):
             return Unknown()
         stream, _ = self._streams[name]
         for client in asked.keys() - stream.clients:
             stream.adopt(client, asked[client])
         stream.ask(asked)
         outcome: Outcome = await asyncio.wrap_future(stream.planned(step))
+        if isinstance(outcome, StepGone):
+            return Unknown()
         return Raised(told(outcome)) if isinstance(outcome, BaseException) else outcome
 
-    def _begin(self, name: str, state: StreamState, log: PlanLog) -> PlanStream:
+    def _begin(self, name: str, state: StreamState, log: PlanLog, keep_s: float = 0.0) -> PlanStream:
         feeds = Feeds(self._job, self._layout, self._lost)
         planner = Planner(self._job.mixture, feeds, state)
         ahead = self._job.settings.prefetch_steps + 1
-        stream = PlanStream(planner, ahead=ahead, log=log, planning=self._planning)
+        stream = PlanStream(planner, ahead=ahead, log=log, planning=self._planning, keep_s=keep_s)
         self._streams[name] = (stream, feeds)
         self._reporter.events.write(EventKind.STREAM_OPENED, step=state.step)
         return stream
@@ -174,7 +214,7 @@ class PlannerActor:
                 recovery = log.recover(max(0, step - self._job.settings.prefetch_steps - 1))
             except StateError:
                 recovery = log.recover(step)
-            self._begin(name, recovery.state, log)
+            self._begin(name, recovery.state, log, keep_s=LOST_AFTER_S)
         except Exception as error:
             logger.warning("stream %s: its plan log cannot be used, so it is planned anew: %s", name, error)
             return False
@@ -238,12 +278,16 @@ class PlannerActor:
 
     def _watch(self) -> None:
         if self._watching is None:
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                self._kill({name for name in names_of(self._job) if name not in self._known()})
             self._watching = asyncio.get_running_loop().create_task(self._keep_watch())
 
     async def _keep_watch(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             await self._report()
+            if self._job.mixture.ray.autoscale:
+                await self._scale()
             now = time.monotonic()
             self._seen = {node: at for node, at in self._seen.items() if at > now - LOST_AFTER_S}
             self._end_if_unused()
@@ -259,6 +303,54 @@ class PlannerActor:
             last.after if last else None,
             self._planning,
         )
+
+    async def _scale(self) -> None:
+        """Let the scaler see how the stream goes, and give the sources the loaders it decides on."""
+        name, stream = next(((name, one) for name, (one, _) in self._streams.items()), (None, None))
+        if name is None or stream is None:
+            return
+        feeds = self._streams[name][1]
+        now = Counters(
+            at_s=time.monotonic(), state=stream.after, stalled_s=stream.stalled_s, waited_s=feeds.waited_s
+        )
+        if self._scaler is None:
+            if now.state.step:
+                began = replace(now, at_s=self._made)
+                self._scaler = Autoscaler(self._job, self._layout, await self._profiles(), began)
+            return
+        if not self._scaler.due(now.state):
+            return
+        layout, decisions = self._scaler.observe(self._layout, now)
+        for decision in decisions:
+            self._reporter.events.write(EventKind.SCALED, **decision.to_json())
+        if layout.version != self._layout.version:
+            gone = {one.name for one in self._layout.loaders} - {one.name for one in layout.loaders}
+            for loader in layout.loaders:
+                make_loader(self._job, loader)
+            self._layout = layout
+            for _, each in self._streams.values():
+                each.share(self._job, layout)
+            asyncio.get_running_loop().call_later(_LET_GO_S, self._kill, gone)
+
+    async def _profiles(self) -> list[SourceProfile]:
+        found: dict[int, SourceProfile] = {}
+        for loader in self._layout.loaders:
+            if not loader.shadow:
+                profiles = await self._job.find(loader.name).profile.remote(_PROFILE_S)
+                if isinstance(profiles, Raised):
+                    raise profiles.error
+                found |= zip(loader.sources, profiles, strict=True)
+        return [found[source] for source in range(len(found))]
+
+    def _known(self) -> set[str]:
+        """Names of the actors that the job has by its layout."""
+        constructors = {name for name in names_of(self._job) if self._job.is_constructor(name)}
+        return {PLANNER, *constructors, *(loader.name for loader in self._layout.loaders)}
+
+    def _kill(self, names: set[str]) -> None:
+        for name in names:
+            with suppress(LoaderLost):
+                ray.kill(self._job.find(name), no_restart=True)
 
     def _end_if_unused(self) -> None:
         if self._seen or (not self._used and time.monotonic() < self._made + _UNUSED_S):
@@ -276,11 +368,15 @@ class PlannerActor:
             Store(self._job.log).delete_tree(name)
 
 
+def names_of(job: Job) -> list[str]:
+    """Names of the actors of a job that are there."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == job.namespace]
+
+
 def end(job: Job) -> None:
     """End every actor of a job, the planner last."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in actors if actor["namespace"] == job.namespace]
-    for name in sorted(names, key=lambda one: one == PLANNER):
+    for name in sorted(names_of(job), key=lambda one: one == PLANNER):
         try:
             ray.kill(ray.get_actor(name, namespace=job.namespace), no_restart=True)
         except (ValueError, RayError):

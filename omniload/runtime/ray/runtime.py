@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,14 +16,34 @@ import ray
 from omniload.constructor import DataConstructor
 from omniload.errors import LoaderStopped, LoaderTimeout
 from omniload.observing.timing import Timing
+from omniload.payload import Payload
 from omniload.planner import StreamState
 from omniload.planner.decisions import Decision
+from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import LoaderLost
 from omniload.runtime.ray.calls import FIRST_RETRY_S, LAST_RETRY_S, ask, result
 from omniload.runtime.ray.constructor import Lanes, Served
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.planner import Unknown
 from omniload.runtime.steps import End, Ready, Step, bytes_of
+
+_LOOK_UP_S = 1.0
+"""How often a wait looks whether it is still wanted."""
+_AT_ONCE_S = 0.5
+"""For what is there, or was waited for in vain."""
+
+
+class _PartsLost(LoaderLost):
+    """Loaders did not give their parts of a step.
+
+    Args:
+        message: why.
+        loaders: their names.
+    """
+
+    def __init__(self, message: str, loaders: Sequence[str]) -> None:
+        super().__init__(message)
+        self.loaders = loaders
 
 
 class RayRuntime:
@@ -146,13 +166,13 @@ class RayRuntime:
                 self._moved.wait(0.5)
                 continue
             step, ref = fetched.popleft()
-            served = self._receive(step, ref, fetched)
-            if served is None:
+            received = self._receive(step, ref, fetched)
+            if received is None:
                 return
-            if isinstance(served, End):
-                self._ready.put(served)
+            if isinstance(received, End):
+                self._ready.put(received)
                 return
-            payload = served.bundle.payload()
+            served, payload = received
             lanes = self._build.build(served.plan, self._lanes, payload)
             self._fetching.record(time.perf_counter() - asked_s.pop(step))
             if self._chaos:
@@ -168,57 +188,93 @@ class RayRuntime:
                 )
             )
 
-    def _ask_for(self, step: int) -> Any:
+    def _ask_for(self, step: int, lost: Sequence[str] = ()) -> Any:
         """Ask for a step; None where there is nobody to ask, which `_receive` mends."""
         try:
             if self._stream is None:
                 self._open()
             constructor = self._job.find(self._job.constructor(self._node))
-            return constructor.fetch.remote(self._stream, self._client, self._lanes, step, self._asked)
+            return constructor.fetch.remote(self._stream, self._client, self._lanes, step, self._asked, lost)
         except LoaderLost:
             return None
 
-    def _receive(self, step: int, ref: Any, fetched: deque[tuple[int, Any]]) -> Served | End | None:
+    def _receive(
+        self, step: int, ref: Any, fetched: deque[tuple[int, Any]]
+    ) -> tuple[Served, Payload] | End | None:
         """Wait for a step, asking again where an actor was lost; None if the runtime was stopped."""
         deadline = time.monotonic() + self._timeout_s
-        pause_s = FIRST_RETRY_S
-        while not self._stopping.is_set():
+        pause_s, patience_s = FIRST_RETRY_S, self._job.slow_s
+        while True:
+            lost: Sequence[str] = ()
             try:
                 if ref is None:
                     raise LoaderLost("the constructor is not there")
-                served = self._wait(ref, deadline)
-                if served is None:
+                if not self._wait([ref], deadline):
                     return None
-                if isinstance(served, Served | End):
-                    return served
-                assert isinstance(served, Unknown), "all that a constructor answers"
-                self._stream = None
-            except LoaderLost as lost:
+                match result(ref, _AT_ONCE_S, "the constructor"):
+                    case End() as end:
+                        return end
+                    case Served() as found:
+                        payload = self._payload(found, patience_s, deadline)
+                        return None if payload is None else (found, payload)
+                    case Unknown():
+                        self._stream = None
+            except LoaderLost as why:
+                if isinstance(why, _PartsLost):
+                    lost = why.loaders
+                    patience_s *= 2
                 if time.monotonic() + pause_s > deadline:
                     raise LoaderTimeout(
-                        f"step {step}: not there within {self._timeout_s:g} s ({lost})"
+                        f"step {step}: not there within {self._timeout_s:g} s ({why})"
                     ) from None
                 self._make()
-                self._stopping.wait(pause_s)
+                if self._stopping.wait(pause_s):
+                    return None
                 pause_s = min(2 * pause_s, LAST_RETRY_S)
-            ref = self._ask_for(step)
-            # Those asked for after it went the same way.
-            for i, (later, _) in enumerate(fetched):
-                fetched[i] = (later, self._ask_for(later))
-        return None
+            ref = self._ask_for(step, lost)
+            if not lost:  # those asked for after it went the same way
+                for i, (later, _) in enumerate(fetched):
+                    fetched[i] = (later, self._ask_for(later))
 
-    def _wait(self, ref: Any, deadline: float) -> Any:
-        """The result of a call; None if the runtime was stopped meanwhile."""
+    def _payload(self, served: Served, patience_s: float, deadline: float) -> Payload | None:
+        """The payload of this rank's lanes; None if the runtime was stopped meanwhile.
+
+        Args:
+            served: the step.
+            patience_s: how long a loader is waited for, where another could give its part.
+            deadline: for all of them.
+
+        Raises:
+            LoaderLost: some loaders died, or did not give their parts in time.
+        """
+        parts = served.parts
+        soon = min(deadline, time.monotonic() + patience_s)
+        for others, until in ((True, soon), (False, deadline)):
+            if not self._wait([part.bundle for part in parts if part.others == others], until):
+                return None
+        payloads, lost, whys = [], [], []
+        for part in parts:
+            try:
+                bundle: Bundle = result(part.bundle, _AT_ONCE_S, part.loader)
+                payloads.append(bundle.payload())
+            except LoaderLost as why:
+                lost.append(part.loader)
+                whys.append(str(why))
+        if lost:
+            raise _PartsLost("; ".join(whys), lost)
+        if len(payloads) == 1:
+            return payloads[0]
+        places = [part.where.tolist() for part in parts]
+        return Payload.gathered(sum(map(len, places)), zip(places, payloads, strict=True))
+
+    def _wait(self, refs: list[Any], deadline: float) -> bool:
+        """Wait until calls are answered, or a time is over; False if the runtime was stopped meanwhile."""
         while not self._stopping.is_set():
-            done, _ = ray.wait([ref], timeout=min(1.0, max(0.0, deadline - time.monotonic())))
-            if done:
-                return result(ref, self._timeout_s, "the constructor")
-            if time.monotonic() > deadline:
-                raise LoaderTimeout(
-                    f"step {self._state.step} was not ready within {self._timeout_s:g} s; raise timeout_s if the data"
-                    " is that slow"
-                )
-        return None
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not refs:
+                return True
+            _, refs = ray.wait(refs, num_returns=len(refs), timeout=min(_LOOK_UP_S, left_s))
+        return False
 
     def _open(self) -> None:
         """Find the stream that goes on from where this rank stands, or have it begun."""
@@ -234,4 +290,5 @@ class RayRuntime:
                 self._timeout_s,
                 PLANNER,
                 "the stream",
+                self._make,
             )
