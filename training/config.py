@@ -107,6 +107,8 @@ class TrainConfig(_Frozen):
     """Folder of everything the run writes."""
     mixture: Path
     """The mixture file of `omniload.DataLoader`."""
+    execution: Literal["auto", "inline", "ray"] | None = None
+    """Overrides where the mixture's sources are read; see there."""
     steps: int = Field(ge=1)
     """Steps of the whole run, resumed parts included; the learning-rate schedule spans them."""
     seed: int = Field(default=0, ge=0, lt=2**63)

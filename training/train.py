@@ -49,6 +49,7 @@ def train(config: TrainConfig) -> None:
             dp_size=dp_size,
             steps=config.steps,
             timeout_s=config.timeout_s,
+            execution=config.execution,
         )
         check_data_fits(config, loader)
 

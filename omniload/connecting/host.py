@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from omniload.connecting.circles import Circle, StageOrder, View, circles_of
 from omniload.connecting.messages import StepReader, StepWriter, error_from_json, error_to_json
-from omniload.connecting.peers import Peers
+from omniload.connecting.peers import Peers, digest_of
 from omniload.connecting.runtime import ReceiverRuntime, SourceRuntime
 from omniload.errors import MixtureError, PlaceError
 from omniload.identity import Identity
@@ -181,7 +180,8 @@ def connect(
         return Peers(circles, rank, patience_s)
 
     peers = peers_over(SHARED_AXES if broadcast is None else broadcast)
-    other = peers.agree(_digest(mixture, settings), about="connect")
+    told = [mixture.model_dump(mode="json", exclude=_ELSEWHERE), settings.split, list(settings.derived)]
+    other = peers.agree(digest_of(told), about="connect")
     if other is not None:
         raise MixtureError(
             f"connect: rank {other[0]} has another mixture than rank {peers.circle.source}, or another split or"
@@ -250,10 +250,3 @@ def _identity_of(values: Mapping[str, Any]) -> Identity:
         name: (str(of), str(data), int(files)) for name, (of, data, files) in values["sources"].items()
     }
     return Identity(shape=values["shape"], tokenizer=values["tokenizer"], sources=sources)
-
-
-def _digest(mixture: Mixture, settings: Settings) -> int:
-    """64 bits of what all ranks have to be told alike."""
-    values = [mixture.model_dump(mode="json", exclude=_ELSEWHERE), settings.split, list(settings.derived)]
-    text = json.dumps(values, sort_keys=True)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

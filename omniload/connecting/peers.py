@@ -7,9 +7,12 @@ and who does not answer is known by rank.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -75,7 +78,7 @@ class Peers:
         self.timeout_s = timeout_s
         self.turn = threading.Lock()
         """Held by the thread that talks."""
-        self._broken: LoaderTimeout | None = None
+        self._broken: str | None = None
         self._all = _group_of(rank, [circle.ranks for circle in circles], timeout_s)
         self.audiences = self.circle.audiences()
         """The receivers by what they are sent."""
@@ -135,11 +138,13 @@ class Peers:
         """
         if not self.is_source:
             self._send(self.circle.source, list(values), about)
-            differs, rank, its, first = self._receive(self.circle.source, about)
-            return (rank, its, first) if differs else None
+            verdict, rank, its, first = self._receive(self.circle.source, about)
+            if verdict == Verdict.LOST:
+                raise self._lost(rank, about, "as the rank that all receive from says")
+            return None if verdict == Verdict.GO else (rank, its, first)
         heard = self._hear(about)
         other = next((rank for rank, words in heard.items() if words[: len(values)] != list(values)), None)
-        answer = [0] if other is None else [1, other, heard[other][0], values[0]]
+        answer = [Verdict.GO] if other is None else [Verdict.CLOSED, other, heard[other][0], values[0]]
         for rank in self.circle.receivers:
             self._send(rank, answer, about)
         return None if other is None else (other, heard[other][0], values[0])
@@ -226,16 +231,15 @@ class Peers:
     def _dismiss(self, lost: int) -> None:
         """Tell the others that a rank is lost, as far as they hear it; who does not will find this rank gone."""
         words = torch.tensor([Verdict.LOST, lost, 0, 0], dtype=torch.int64)
-        for rank in self.circle.receivers:
-            if rank != lost:
-                try:
-                    dist.send(words, rank, group=self._all)
-                except RuntimeError:
-                    continue
+        works = [dist.isend(words, rank, group=self._all) for rank in self.circle.receivers if rank != lost]
+        for work in works:
+            with suppress(RuntimeError):
+                assert work is not None, "this rank is in the group"
+                work.wait()
 
     def _check(self) -> None:
         if self._broken is not None:
-            raise LoaderTimeout(*self._broken.args)
+            raise LoaderTimeout(self._broken)
 
     def _lost(self, rank: int, waited_for: str, reason: str) -> LoaderTimeout:
         return self._gone(f"rank {rank}", waited_for, reason)
@@ -244,11 +248,17 @@ class Peers:
         """The error, which stays: a group that lost a rank, or its place in the talk, cannot go on."""
         # Without gloo's file and line before it, and its advice after it.
         reason = " ".join(re.sub(r"^\[[^]]*\] ", "", reason).split()).partition(". ")[0][:100]
-        self._broken = LoaderTimeout(
+        self._broken = (
             f"{waited_for}: {who} is gone, or did not answer within {self.timeout_s:g} s ({reason}); restart the job,"
             " or raise timeout_s of connect if it is that slow"
         )
-        return self._broken
+        return LoaderTimeout(self._broken)
+
+
+def digest_of(values: object) -> int:
+    """64 bits of what JSON can hold, for `Peers.agree`."""
+    text = json.dumps(values, sort_keys=True)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _group_of(rank: int, groups: Sequence[Sequence[int]], timeout_s: float) -> dist.ProcessGroup | None:

@@ -10,8 +10,6 @@ training loop. What a thread does is the same on all ranks of a circle, message 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,10 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from omniload.connecting.circles import View
 from omniload.connecting.handoff import HandOff, Item
 from omniload.connecting.messages import StepReader, StepWriter
-from omniload.connecting.peers import Outcome, Peers, Status, Verdict
+from omniload.connecting.peers import Outcome, Peers, Status, Verdict, digest_of
 from omniload.errors import DecisionError, LoaderStopped, LoaderTimeout, StateError
 from omniload.observing.timing import Timing
 from omniload.planner import StreamState
@@ -33,7 +30,6 @@ AHEAD_STEPS = 2
 """Steps that a source has asked its runtime for beyond what its own training loop has: one is ready, one in hand."""
 _PULSE_S = 1.0
 """How often, at least, a rank whose training loop is busy tells the others that it lives."""
-
 _CLOSE_S = 5.0
 """Closing does not wait longer than this for ranks that are not there; the thread ends when its wait does."""
 
@@ -50,7 +46,7 @@ class CircleRuntime(ABC):
     def __init__(self, peers: Peers, state: StreamState, names: list[str]) -> None:
         self._peers = peers
         self._state = state
-        self._digest = _digest(state, names)
+        self._digest = digest_of(state.to_json(names))
         self._step = state.step
         """The step that the thread is at."""
         self._asked = state.step
@@ -203,10 +199,10 @@ class SourceRuntime(CircleRuntime):
         while True:
             try:
                 item = self._runtime.next_step()
-            except LoaderTimeout as error:
+            except Exception as error:
                 item = error
             try:
-                written = self._writer.write(item, self._views, self._own_view)
+                written = self._writer.write(item, self._views, own=self._peers.circle.views[0])
             except BaseException:
                 self._leave()
                 raise
@@ -217,10 +213,6 @@ class SourceRuntime(CircleRuntime):
                 return written.item
             self._hand_off.put(written.item)
             self._step += 1
-
-    @property
-    def _own_view(self) -> View:
-        return self._peers.circle.views[0]
 
 
 class ReceiverRuntime(CircleRuntime):
@@ -283,9 +275,3 @@ class ReceiverRuntime(CircleRuntime):
         message: np.ndarray = self._reader.buffer(size)
         self._peers.receive(message, f"step {self._step}")
         return self._reader.read(message, before)
-
-
-def _digest(state: StreamState, names: list[str]) -> int:
-    """64 bits of what a state holds."""
-    text = json.dumps(state.to_json(names), sort_keys=True)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

@@ -44,6 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "seq_len": 32,
         "packs": 4,
         "lanes": 2,
+        "execution": "inline",
         "sources": {
             "short": {"path": "short.parquet", "weight": 0.5},
             "long": {"path": "long.parquet", "weight": 0.5},
@@ -154,6 +155,24 @@ def test_killed_ranks_resume_on_another_mesh(config, whole, tmp_path):
     for one, other in zip(expected, found, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-12)
         assert one["lanes"] == other["lanes"]
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_loader_train_on_what_one_rank_does(config, whole, tmp_path):
+    """Two data-parallel ranks whose loader is in actors that they share."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    settings = [f"out={tmp_path}", "execution=ray", "timeout_s=120"]
+    ended = subprocess.run(
+        [*torchrun, "-m", "training", "--config", str(config), *settings],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for one, other, last in zip(lines(whole), lines(tmp_path), lines(tmp_path, rank=1), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-12)
+        assert one["lanes"] == [*other["lanes"], *last["lanes"]]
 
 
 def test_sigterm_saves_and_stops_between_steps(config, tmp_path):

@@ -144,6 +144,7 @@ def _mixture(size: MixtureSize) -> dict[str, object]:
         "tokenizer": "tokenizer.json",
         "eos": END_OF_TEXT,
         "held_out": 0.01,
+        "execution": "inline",  # so little data that actors would take longer to start than to read it
         "sources": {
             "code": {"path": "code/*.parquet", "weight": 0.4},
             "prose": {"path": "prose.jsonl.zst", "weight": 0.2},

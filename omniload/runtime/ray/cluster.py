@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -17,6 +18,7 @@ from omniload.runtime.options import RayOptions
 
 logger = logging.getLogger(__name__)
 
+_AUTH_MODE = "RAY_AUTH_MODE"
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -60,11 +62,18 @@ def join(options: RayOptions, job: str, timeout_s: float) -> bool:
     if int(os.environ.get("RANK", "0")) == 0:
         _start(options)
         written = note.with_suffix(f".{os.getpid()}")
-        said = {"address": ray.get_runtime_context().gcs_address, "pid": os.getpid()}
+        said = {
+            "address": ray.get_runtime_context().gcs_address,
+            "pid": os.getpid(),
+            "auth": os.environ.get(_AUTH_MODE),
+        }
         written.write_text(json.dumps(said))
         written.replace(note)
         return True
-    _connect(_noted(note, timeout_s))
+    said = _noted(note, timeout_s)
+    if said["auth"] == "token":
+        _authenticate()
+    _connect(said["address"])
     return False
 
 
@@ -87,14 +96,22 @@ def _start(options: RayOptions) -> None:
     )
 
 
-def _noted(note: Path, timeout_s: float) -> str:
-    """The address that rank 0 wrote down, once it has."""
+def _authenticate() -> None:
+    """Show the user's token to the cluster. A process that starts one does so by itself; one that joins, by an address
+    that it was given, does not, and Ray read the setting when it was imported."""
+    from ray._private.authentication import authentication_token_setup
+
+    authentication_token_setup.maybe_enable_token_auth_if_token_available()
+
+
+def _noted(note: Path, timeout_s: float) -> dict[str, Any]:
+    """What rank 0 wrote down, once it has."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
-            said = json.loads(note.read_text())
+            said: dict[str, Any] = json.loads(note.read_text())
             os.kill(said["pid"], 0)
-            return str(said["address"])
+            return said
         except (OSError, ValueError, KeyError):  # not there yet, or left by a job that is gone
             time.sleep(0.05)
     raise LoaderTimeout(
