@@ -33,7 +33,7 @@ from omniload.errors import (
 from omniload.identity import Identity
 from omniload.lazy import lazy
 from omniload.ledger import Ledger
-from omniload.loader import BUFFER_BYTES, SourceLoader, open_loader
+from omniload.loader import BUFFER_BYTES
 from omniload.mixture import Mixture
 from omniload.observing.stats import ClientStats
 from omniload.observing.timing import Timing
@@ -47,7 +47,6 @@ from omniload.runtime.chaos import Chaos
 from omniload.runtime.inline import InlineHost
 from omniload.runtime.options import Execution, RayOptions, Settings, chosen
 from omniload.runtime.steps import End, Host, Ready, Runtime, Step
-from omniload.samples.tokenize import Tokenizer
 from omniload.sources.split import Split
 from omniload.torch_loader.entry import DataLoader
 
@@ -408,7 +407,7 @@ class MixtureLoader(DataLoader[Lane]):
                 timeout_s=settings.timeout_s if timeout_s is None else timeout_s,
                 context_parallel=context_parallel,
                 stage_order=stage_order,
-                reopen=partial(_inline_host, self._mixture, self._lanes, settings)
+                reopen=partial(InlineHost.open, self._mixture, self._lanes, settings)
                 if inline
                 else lambda: host,
             )
@@ -520,7 +519,7 @@ class MixtureLoader(DataLoader[Lane]):
                 " pre-tokenise the data, if the loader is the bottleneck",
                 self._place.dp_size,
             )
-        return _inline_host(self._mixture, self._lanes, self._settings)
+        return InlineHost.open(self._mixture, self._lanes, self._settings)
 
     def _open_quarantine(self) -> Quarantine | None:
         if self._mixture.quarantine is None:
@@ -616,23 +615,3 @@ def _num_tokens(lane: LaneArrays) -> int:
     bounds = lane["cu_seqlens"]
     assert isinstance(bounds, np.ndarray)
     return int(bounds[-1])
-
-
-def _inline_host(mixture: Mixture, lanes: Sequence[int], settings: Settings) -> InlineHost:
-    """For each source, open the loaders that share it: one, unless chaos wants more."""
-    path, chaos = mixture.tokenizer, settings.chaos
-    tokenizer = Tokenizer.from_file(path) if path is not None else None
-    loaders: list[list[SourceLoader]] = [
-        [
-            open_loader(
-                name,
-                mixture,
-                tokenizer=tokenizer,
-                split=settings.split,
-                buffer_bytes=settings.buffer_bytes,
-            )
-            for _ in range(chaos.source(name).num_loaders() if chaos else 1)
-        ]
-        for name in mixture.names
-    ]
-    return InlineHost(mixture, loaders, lanes, settings)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ import pyarrow as pa
 from omniload.constructor import DERIVED, DataConstructor, gather, pieces_of
 from omniload.errors import LoaderStopped, LoaderTimeout
 from omniload.identity import Identity
-from omniload.loader import SourceLoader
+from omniload.loader import SourceLoader, open_loader
 from omniload.mixture import Mixture
 from omniload.observing.timing import Timing
 from omniload.origins import origins
@@ -35,6 +36,7 @@ from omniload.runtime.chaos import Chaos
 from omniload.runtime.feed import SourceFeed
 from omniload.runtime.options import Settings
 from omniload.runtime.steps import End, Ready, Step, bytes_of
+from omniload.samples.tokenize import Tokenizer
 
 MAX_READERS = 4
 """Threads that read sources; decoding and tokenising release the interpreter lock."""
@@ -228,6 +230,26 @@ class InlineHost:
         self._loaders = loaders
         self._lanes = lanes
         self._settings = settings
+
+    @classmethod
+    def open(cls, mixture: Mixture, lanes: Sequence[int], settings: Settings) -> Self:
+        """Open the loaders of every source: one, unless chaos wants more to share it."""
+        path, chaos = mixture.tokenizer, settings.chaos
+        tokenizer = Tokenizer.from_file(path) if path is not None else None
+        loaders = [
+            [
+                open_loader(
+                    name,
+                    mixture,
+                    tokenizer=tokenizer,
+                    split=settings.split,
+                    buffer_bytes=settings.buffer_bytes,
+                )
+                for _ in range(chaos.source(name).num_loaders() if chaos else 1)
+            ]
+            for name in mixture.names
+        ]
+        return cls(mixture, loaders, lanes, settings)
 
     def identity(self) -> Identity:
         """Digests of everything the stream depends on."""

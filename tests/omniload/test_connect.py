@@ -413,40 +413,39 @@ def _deaths(rank: int, world_size: int, folder: str) -> None:
     dist.barrier()
     pids = [None] * world_size
     dist.all_gather_object(pids, os.getpid())
-    loader = connected(mixture, "dp=2,tp=2", timeout_s=2.0)
+    loader = connected(mixture, "dp=2,tp=3", timeout_s=2.0)
     iterator = iter(loader)
     for _ in range(4):
         next(iterator)
+    if rank in (1, 3):
+        time.sleep(
+            0.5
+        )  # until the others wait for this rank: one lost in the middle of a message is not known by rank
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 2:
+    if rank == 3:
         os.kill(os.getpid(), signal.SIGSTOP)
-    started = time.monotonic()
     with pytest.raises(LoaderTimeout) as raised:
         for _ in iterator:
             pass
     loader.close()
     with pytest.raises(LoaderTimeout) as again:
         next(iter(loader))
-    took = time.monotonic() - started
-    text = json.dumps([str(raised.value), str(again.value), took])
-    (Path(folder) / f"{rank}.txt").write_text(text)
-    if rank == 3:
-        while not (Path(folder) / "0.txt").exists():
+    (Path(folder) / f"{rank}.txt").write_text(json.dumps([str(raised.value), str(again.value)]))
+    if rank == 4:
+        while not all((Path(folder) / f"{other}.txt").exists() for other in (0, 2, 5)):
             time.sleep(0.05)
-        os.kill(int(str(pids[2])), signal.SIGKILL)
+        os.kill(int(str(pids[3])), signal.SIGKILL)
 
 
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_rank_that_dies_or_hangs_is_named_with_the_step_by_the_others(tmp_path: Path) -> None:
     with pytest.raises((RuntimeError, ExceptionGroup, TimeoutError)):
-        run_distributed(_deaths, WORLD, str(tmp_path), timeout_s=60)
-    killed, after_killed, _ = json.loads((tmp_path / "0.txt").read_text())
-    stopped, after_stopped, _ = json.loads((tmp_path / "3.txt").read_text())
-    for text, rank in ((killed, 1), (stopped, 2)):
-        assert f": rank {rank} is gone, or did not answer within 4 s" in text
+        run_distributed(_deaths, 6, str(tmp_path))
+    for rank, lost in ((0, 1), (2, 1), (4, 3), (5, 3)):
+        text, after = json.loads((tmp_path / f"{rank}.txt").read_text())
         assert text.startswith("step ")
+        assert f": rank {lost} is gone, or did not answer within 4 s" in text
         assert "\n" not in text
-    assert after_killed == killed
-    assert after_stopped == stopped
+        assert after == text

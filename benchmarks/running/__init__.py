@@ -1,0 +1,1 @@
+"""Jobs on simulated clusters, for the benchmarks of the runtime."""

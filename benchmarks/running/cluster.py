@@ -1,0 +1,31 @@
+"""A Ray cluster for as long as a benchmark runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+
+@contextmanager
+def cluster(*, object_store_bytes: int = 512 << 20) -> Iterator[str]:
+    """One node that this process has joined; its address.
+
+    Args:
+        object_store_bytes: shared memory that it may take.
+    """
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=object_store_bytes,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()

@@ -1,0 +1,169 @@
+"""Host memory of all processes that load for a job: torch's DataLoader in each rank, and roles that ranks share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from benchmarks.definition import Benchmark, Contender, Kind, Measure, Settings
+from benchmarks.loading.corpus import write_tokens
+from benchmarks.loading.pss import pss_bytes
+
+_SEQ_LEN, _PACKS = 4096, 64
+_READY_S = 300.0
+_MOST_SOURCES = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shape:
+    sources: int
+    ranks: int
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.sources} sources, {self.ranks} ranks, {self.workers} workers"
+
+
+_FULL = (
+    _Shape(sources=1, ranks=8, workers=1),
+    _Shape(sources=8, ranks=8, workers=1),
+    _Shape(sources=32, ranks=8, workers=1),
+    _Shape(sources=128, ranks=1, workers=1),
+    _Shape(sources=128, ranks=4, workers=1),
+    _Shape(sources=128, ranks=4, workers=2),
+    _Shape(sources=128, ranks=8, workers=1),
+    _Shape(sources=128, ranks=8, workers=2),
+    _Shape(sources=300, ranks=4, workers=1),
+    _Shape(sources=32, ranks=16, workers=1),
+)
+_QUICK = (_Shape(sources=2, ranks=2, workers=1),)
+
+
+@contextmanager
+def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
+    with tempfile.TemporaryDirectory(dir=settings.directory, prefix="runtime_memory-") as name:
+        # The same bytes under many names: what is read is held by each source for itself.
+        corpus = write_tokens(Path(name), settings.sized(4_800_000, 400_000))
+        first = corpus.files[0]
+        paths = [str(Path(name) / f"source-{i}.parquet") for i in range(_MOST_SOURCES)]
+        for path in paths:
+            Path(path).symlink_to(first)
+        found = []
+        for shape in _FULL if not settings.quick else _QUICK:
+            for kind, why in (("bare", Kind.FLOOR), ("torch", Kind.PEER), ("ray", Kind.OURS)):
+                found.append(
+                    Contender(
+                        name=_NAMES[kind],
+                        measure=str(shape),
+                        kind=why,
+                        run=lambda kind=kind, shape=shape: _measure(kind, shape, paths),  # type: ignore[misc]
+                    )
+                )
+        yield found
+
+
+_NAMES = {
+    "bare": "processes that import torch and ray",
+    "torch": "torch DataLoader in each rank",
+    "ray": "omniload.DataLoader on Ray",
+}
+
+
+def _measure(kind: str, shape: _Shape, paths: Sequence[str]) -> int:
+    """PSS in bytes of everything, once every rank has loaded a few steps."""
+    name = f"memory-{time.time_ns():x}"
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(shape.ranks):
+            job = {
+                "kind": kind,
+                "name": name,
+                "rank": rank,
+                "ranks": shape.ranks,
+                "workers": shape.workers,
+                "paths": paths[: shape.sources],
+                "mixture": {
+                    "seq_len": _SEQ_LEN,
+                    "packs": max(_PACKS, 2 * shape.sources // 16 * 16),
+                    "lanes": 16,
+                    "window_blocks": 1,
+                },
+            }
+            ranks.append(stack.enter_context(_rank(job)))
+        for process in ranks:
+            _wait_ready(process.stdout, process)
+        time.sleep(2.0)  # what is read ahead comes to rest
+        return pss_bytes([process.pid for process in ranks])
+
+
+@contextmanager
+def _rank(job: dict[str, object]) -> Iterator[subprocess.Popen[str]]:
+    where = {
+        "RANK": str(job["rank"]),
+        "WORLD_SIZE": str(job["ranks"]),
+        "LOCAL_WORLD_SIZE": str(job["ranks"]),
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.loading.memory_rank", json.dumps(job)],
+        env=os.environ | where,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(lines: IO[str] | None, process: subprocess.Popen[str]) -> None:
+    assert lines is not None
+    deadline = time.monotonic() + _READY_S
+    for line in lines:
+        if line.strip() == "ready":
+            return
+        if time.monotonic() > deadline:
+            break
+    raise RuntimeError(f"rank {process.args!r} did not load: exit code {process.poll()}")
+
+
+BENCHMARK = Benchmark(
+    name="runtime_memory",
+    measures_what="Memory (PSS) of all processes of a job on one machine, object store and services included.",
+    how_to_read=(
+        "The same Parquet row groups (about 1,000 documents, 1.2 M tokens) under as many names as there are sources;"
+        " every source is held at one row group. The floor is what ranks have that load nothing. The torch loader does"
+        " no packing and holds no shuffle window. With 1 source per rank sharing costs more than it saves: Ray's"
+        " services, the actors and a window in shared memory. 128 sources, 8 ranks, 2 workers of torch do not fit into"
+        " 24 GB and are left out where memory is short."
+    ),
+    measures=tuple(
+        Measure(
+            name=str(shape),
+            unit="MiB",
+            scale=1 << 20,
+            higher_is_better=False,
+            reference=_NAMES["ray"],
+            timed=False,
+        )
+        for shape in (*_FULL, *_QUICK)
+    ),
+    contenders=_contenders,
+)
