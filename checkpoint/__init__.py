@@ -16,25 +16,35 @@ if TYPE_CHECKING:
     from checkpoint.api import async_save, load, save
     from checkpoint.engine.load import LoadReport
     from checkpoint.handle import SaveHandle, SaveReport
+    from checkpoint.lazy import LazyCheckpoint, LazyTensor, open_checkpoint
     from checkpoint.manager import CheckpointManager
+    from checkpoint.retention import KeepBest
 
 __all__ = [
     "CheckpointManager",
+    "KeepBest",
+    "LazyCheckpoint",
+    "LazyTensor",
     "LoadReport",
     "SaveHandle",
     "SaveReport",
     "async_save",
     "load",
+    "open_checkpoint",
     "save",
 ]
 
 _HOME = {
     "CheckpointManager": "checkpoint.manager",
+    "KeepBest": "checkpoint.retention",
+    "LazyCheckpoint": "checkpoint.lazy",
+    "LazyTensor": "checkpoint.lazy",
     "LoadReport": "checkpoint.engine.load",
     "SaveHandle": "checkpoint.handle",
     "SaveReport": "checkpoint.handle",
     "async_save": "checkpoint.api",
     "load": "checkpoint.api",
+    "open_checkpoint": "checkpoint.lazy",
     "save": "checkpoint.api",
 }
 

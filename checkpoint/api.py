@@ -10,9 +10,12 @@ from typing import Final
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
+from checkpoint.compression import Compression
 from checkpoint.engine.coordination import Coordinator
 from checkpoint.engine.load import Loader, LoadReport
-from checkpoint.engine.save import SaveOptions, Saver
+from checkpoint.engine.match import DtypePolicy, LoadOptions
+from checkpoint.engine.options import SaveOptions
+from checkpoint.engine.save import Saver
 from checkpoint.frameworks.state import capture, finish, targets
 from checkpoint.frameworks.values import LocalTensor, Stored
 from checkpoint.handle import SaveHandle, SaveReport
@@ -35,6 +38,7 @@ def save(
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     user_metadata: Mapping[str, object] | None = None,
+    compression: Compression | None = None,
 ) -> SaveReport:
     """Save training state and return when it is committed.
 
@@ -52,15 +56,22 @@ def save(
             collective.
         timeout_s: Longest wait for other ranks in each stage.
         user_metadata: Plain values to note in the manifest.
+        compression: Groups or patterns to codecs, as in ``{"model": "zstd"}`` or ``{"optimizer/*exp_avg*": "zstd"}``;
+            what none fits is not compressed. Lossless; loading needs no such argument, and may still read parts.
 
     Raises:
+        ValueError: ``compression`` is not a dict of patterns to codecs.
         AlreadyCommitted: ``path`` holds a checkpoint and ``overwrite`` is False; it is untouched.
         StateError: Something in ``state`` cannot be saved; names it.
         RanksFailed: Some ranks failed; every rank raises it.
         CoordinationTimeout: Some ranks did not come; names them.
     """
     options = SaveOptions(
-        step=step, overwrite=overwrite, timeout_s=timeout_s, user_metadata=dict(user_metadata or {})
+        step=step,
+        overwrite=overwrite,
+        timeout_s=timeout_s,
+        user_metadata=dict(user_metadata or {}),
+        compression=compression,
     )
     session = session_of(process_group)
     store = as_store(path, storage_options)
@@ -77,18 +88,23 @@ def async_save(
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     user_metadata: Mapping[str, object] | None = None,
+    compression: Compression | None = None,
 ) -> SaveHandle:
     """Copy training state and return; a background thread writes and commits it.
 
-    The state may change as soon as this returns. At most two saves are in flight: a third call waits. A failure
-    is raised by the handle's ``result``, or else by the next save, on all ranks alike. Arguments and errors are
-    those of :func:`save`.
+    It writes local files with what training leaves of the cores, at the lowest priority. The state may change as soon
+    as this returns. At most two saves are in flight: a third call waits. A failure is raised by the handle's
+    ``result``, or else by the next save, on all ranks alike. Arguments and errors are those of :func:`save`.
 
     Returns:
         A handle; its ``result()`` waits for the commit.
     """
     options = SaveOptions(
-        step=step, overwrite=overwrite, timeout_s=timeout_s, user_metadata=dict(user_metadata or {})
+        step=step,
+        overwrite=overwrite,
+        timeout_s=timeout_s,
+        user_metadata=dict(user_metadata or {}),
+        compression=compression,
     )
     session = session_of(process_group)
     store = as_store(path, storage_options)
@@ -100,6 +116,9 @@ def load(
     state: State,
     *,
     strict: bool = True,
+    allow_missing: Sequence[str] = (),
+    allow_unexpected: Sequence[str] = (),
+    dtype_policy: DtypePolicy = "same",
     verify: bool = True,
     storage_options: Mapping[str, object] | None = None,
     process_group: dist.ProcessGroup | None = None,
@@ -113,21 +132,39 @@ def load(
     The random number generators of Python, NumPy and PyTorch go on where this rank saved them; on another number of
     ranks they are seeded anew, from the run, the step and the rank.
 
+    What several ranks need is read by one of them and handed on over connections made for this call, so that the job
+    reads each byte once; no collective of a process group is called.
+
     Args:
         path: Directory or URL of the checkpoint, or an open store.
         state: As for :func:`save`; may have fewer groups than were saved.
         strict: Raise for tensors that only the state or only the checkpoint has; otherwise report them.
+        allow_missing: Groups, or patterns of ``group/key``, that the checkpoint may lack although ``strict``.
+        allow_unexpected: Groups, or patterns of ``group/key``, that the state may lack although ``strict``.
+        dtype_policy: ``"same"`` refuses tensors of another element type, ``"widen"`` accepts floating-point types whose
+            every value the state's type can hold, ``"convert"`` any floating-point type, rounding to nearest.
         verify: Check the digest of everything that is read.
         storage_options: Passed to the storage driver of a remote URL.
-        process_group: The ranks that load together; all ranks by default.
+        process_group: The ranks that load together; all ranks by default. Only its store is used.
         timeout_s: Longest wait for other ranks in each stage.
 
     Raises:
+        ValueError: ``dtype_policy`` is none of the three.
         NotACheckpoint: Nothing is committed at ``path``.
         MismatchError: State and checkpoint do not fit; names keys, shapes and what to do.
         CorruptCheckpoint: Files are missing, too short or changed; names file and tensor.
         FormatError: The metadata does not follow the format.
+        RanksFailed: Some ranks failed; every rank raises it.
+        CoordinationTimeout: Some ranks did not come; names them.
     """
+    options = LoadOptions(
+        strict=strict,
+        allow_missing=tuple(allow_missing),
+        allow_unexpected=tuple(allow_unexpected),
+        dtype_policy=dtype_policy,
+        verify=verify,
+        timeout_s=timeout_s,
+    )
 
     def find(stored: Stored) -> Sequence[LocalTensor]:
         return targets(state, stored, strict=strict)
@@ -138,13 +175,7 @@ def load(
         finish(state, stored, found, rank_objects=rank_objects)
 
     return session_of(process_group).loader.load(
-        as_store(path, storage_options),
-        list(state),
-        find,
-        apply,
-        strict=strict,
-        verify=verify,
-        timeout_s=timeout_s,
+        as_store(path, storage_options), list(state), find, apply, options
     )
 
 

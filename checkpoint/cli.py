@@ -16,6 +16,7 @@ from checkpoint.cli_cat import cat
 from checkpoint.cli_common import EXIT_USER_ERROR, PathArgument, progress_bar, size_text, user_errors
 from checkpoint.cli_diff import diff
 from checkpoint.cli_gc import gc
+from checkpoint.cli_report import report
 from checkpoint.errors import NotACheckpoint
 from checkpoint.format.index import TensorRow
 from checkpoint.format.manifest import MANIFEST
@@ -164,6 +165,7 @@ def convert(
 app.command()(diff)
 app.command()(cat)
 app.command()(gc)
+app.command()(report)
 
 
 def _parse_size(text: str) -> int:

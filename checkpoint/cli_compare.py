@@ -131,16 +131,20 @@ def _not_told_by_digests(
         checkpoint.tables.check_tiling(tensor_id)
     corners_a, corners_b = _corners(a, id_a), _corners(b, id_b)
     rows_a, rows_b = a.tables.boxes.rows_of(id_a), b.tables.boxes.rows_of(id_b)
-    if np.array_equal(corners_a, corners_b):  # the usual case, without a loop over boxes
+    compressed_a, compressed_b = a.tables.boxes.compressed, b.tables.boxes.compressed
+    plain = not (compressed_a[list(rows_a)].any() or compressed_b[list(rows_b)].any())
+    if plain and np.array_equal(corners_a, corners_b):  # the usual case, without a loop over boxes
         return [] if np.array_equal(_digests(a, rows_a), _digests(b, rows_b)) else None
     row_in_b = {corners.tobytes(): row for corners, row in zip(corners_b, rows_b, strict=True)}
     unknown = []
     for corners, row in zip(corners_a, rows_a, strict=True):
         other = row_in_b.get(corners.tobytes())
-        if other is None:
+        if other is None or compressed_a[row] != compressed_b[other]:
             unknown.append(a.tables.boxes.box(row))
         elif not np.array_equal(a.tables.boxes.digests_of(row), b.tables.boxes.digests_of(other)):
-            return None
+            if not compressed_a[row]:
+                return None
+            unknown.append(a.tables.boxes.box(row))  # the same may be compressed in several ways
     return unknown
 
 
@@ -152,7 +156,7 @@ def _corners(checkpoint: StoredCheckpoint, tensor_id: int) -> npt.NDArray[np.int
 
 def _digests(checkpoint: StoredCheckpoint, rows: range) -> npt.NDArray[np.uint64]:
     boxes = checkpoint.tables.boxes
-    return boxes.digests[int(boxes.digest_first[rows.start]) : int(boxes.digest_first[rows.stop])]
+    return boxes.digests[int(boxes.piece_first[rows.start]) : int(boxes.piece_first[rows.stop])]
 
 
 def _read_and_compare(

@@ -9,7 +9,8 @@ import torch
 
 from checkpoint.boxes import Box
 from checkpoint.engine.memory import Bytes, flat_bytes
-from checkpoint.engine.read import Wanted, flat_range_boxes, read_boxes
+from checkpoint.engine.read import Wanted, read_boxes
+from checkpoint.engine.views import flat_range_boxes
 from checkpoint.format.dtypes import DTYPES
 from checkpoint.planner import torch_dtype
 from checkpoint.stored import StoredCheckpoint

@@ -1,78 +1,152 @@
-"""A directory of checkpoints by step: save, find the newest, restore, remove the old."""
+"""The checkpoints of one run: when to save, where they lie, which stay, and which one to go on from."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import re
-from collections.abc import Mapping
-from typing import Final
+import uuid
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Self
 
 import torch.distributed as dist
 
-from checkpoint.api import DEFAULT_TIMEOUT_S, as_store, session_of
+from checkpoint.api import DEFAULT_TIMEOUT_S, Place, as_store, session_of
 from checkpoint.api import load as load_checkpoint
-from checkpoint.engine.save import SaveOptions
-from checkpoint.format.manifest import MANIFEST
+from checkpoint.engine.options import SaveOptions
+from checkpoint.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    FormatError,
+    NotACheckpoint,
+    RanksFailed,
+    TilingError,
+    UnsupportedVersion,
+)
+from checkpoint.format.manifest import MANIFEST, read_manifest
 from checkpoint.frameworks.state import capture
 from checkpoint.handle import SaveHandle, SaveReport
-from storage import Store
-from storage.errors import StorageError
+from checkpoint.places import METRICS, Keeper, Places, committed_steps, step_dir
+from checkpoint.retention import KeepBest, Retention
+from checkpoint.schedule import Schedule
+from storage import Store, Tier
+from storage.errors import Corrupt, NotFound, StorageError
+
+__all__ = ["CheckpointManager", "committed_steps", "step_dir"]
 
 _logger = logging.getLogger("checkpoint")
 
-_STEP_DIR: Final = re.compile(r"step-(\d{8,18})")
-
-
-def step_dir(step: int) -> str:
-    """Name of the directory of a step."""
-    return f"step-{step:08d}"
-
-
-def committed_steps(store: Store) -> list[int]:
-    """Steps that are committed below ``store``, ascending. What has no manifest does not exist."""
-    steps = sorted(int(match[1]) for name in store.list_dirs() if (match := _STEP_DIR.fullmatch(name)))
-    return [step for step in steps if store.exists(f"{step_dir(step)}/{MANIFEST}")]
+_DAMAGE: Final = (CorruptCheckpoint, FormatError, TilingError, NotACheckpoint, Corrupt, NotFound)
 
 
 class CheckpointManager:
     """The checkpoints of one run, in ``<root>/step-<8 digits>``.
 
     All ranks make one with the same arguments and call its methods together, :meth:`latest` and :meth:`steps`
-    excepted, which only look.
+    excepted, which only look. One manager saves into a root at a time.
+
+    With a ``local`` tier, saves go there, are committed at the speed of that, and a thread of rank 0 drains them to
+    ``root``. What is at local only is lost with that machine; a process that ends leaves it there, and the next manager
+    drains it. All ranks must see the same ``local``: those of several machines need a shared one.
 
     Args:
         root: Directory or URL of the run.
         keep_last: How many committed checkpoints to keep, counted in steps, never by time; None keeps all. Older
-            ones are removed after a commit, so the newest is never at risk.
-        storage_options: Passed to the storage driver of a remote URL.
+            ones are removed after a commit, and none while the newest is incomplete.
+        keep_every: Keep steps that are multiples of this, too.
+        keep_best: Keep those with the best value of a metric, too.
+        save_every_steps: Steps between saves of :meth:`save_if_due`.
+        save_every_minutes: Minutes between saves of :meth:`save_if_due`, by the clock of rank 0.
+        local: Directory of a fast tier in front of ``root``.
+        keep_local: How many of the newest checkpoints stay at ``local`` once they are at ``root``.
+        on_commit: Called on rank 0 with step and URL of each checkpoint when it is committed, by the thread that did
+            it; with a local tier once for each tier. What it raises is logged.
+        storage_options: Passed to the storage driver of a remote ``root``.
         process_group: The ranks that save and load together; all ranks by default.
         timeout_s: Longest wait for other ranks in each stage.
 
     Raises:
-        ValueError: ``keep_last`` is below 1.
+        ValueError: A number is out of bounds, ``local`` is ``root``, or ranks see different local tiers.
     """
 
     def __init__(
         self,
-        root: str | os.PathLike[str] | Store,
+        root: Place,
         *,
         keep_last: int | None = 3,
+        keep_every: int | None = None,
+        keep_best: KeepBest | None = None,
+        save_every_steps: int | None = None,
+        save_every_minutes: float | None = None,
+        local: str | os.PathLike[str] | Store | None = None,
+        keep_local: int = 1,
+        on_commit: Callable[[int, str], None] | None = None,
         storage_options: Mapping[str, object] | None = None,
         process_group: dist.ProcessGroup | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        if keep_last is not None and keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}: keep at least 1 checkpoint, or None for all of them")
-        self._store = as_store(root, storage_options)
+        retention = Retention(last=keep_last, every=keep_every, best=keep_best)
+        if keep_local < 0:
+            raise ValueError(f"keep_local is {keep_local}: keep at least 0 checkpoints there")
         self._keep_last = keep_last
         self._process_group = process_group
         self._timeout_s = timeout_s
         self._session = session_of(process_group)
+        self._coordinator = self._session.coordinator
+        self._schedule = Schedule(
+            every_steps=save_every_steps,
+            every_minutes=save_every_minutes,
+            coordinator=self._coordinator,
+            timeout_s=timeout_s,
+        )
+        durable = as_store(root, storage_options)
+        fast = None if local is None else as_store(local, None)
+        if fast is not None and fast.url == durable.url:
+            raise ValueError(f"local is {fast.url!r}, as root is: give another directory, or leave it out")
+        self._places = Places(durable, fast)
+        # Steps that may be committed at the root already, so that a save of one has to look there; equal on all ranks.
+        self._known: set[int] = set()
+        self._damaged: set[int] = set()
+        self._keeper: Keeper | None = None
+        if fast is not None:
+            self._known = self._agree_on_local(fast)
+        if self._coordinator.rank == 0:
+            self._keeper = Keeper(self._places, retention, keep_local=keep_local, on_commit=on_commit)
+            self._keeper.drain()
 
     def __repr__(self) -> str:
-        return f"CheckpointManager({self._store.url!r}, keep_last={self._keep_last})"
+        local = "" if self._places.local is None else f", local={self._places.local.url!r}"
+        return f"CheckpointManager({self._places.root.url!r}, keep_last={self._keep_last}{local})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self.close()
+
+    def save_if_due(
+        self,
+        step: int,
+        state: Mapping[str, object],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        user_metadata: Mapping[str, object] | None = None,
+    ) -> SaveHandle | None:
+        """Begin an asynchronous save if ``save_every_steps`` or ``save_every_minutes`` says so; call it at each step.
+
+        Returns:
+            The handle, on all ranks alike; None if it is not time.
+        """
+        if not self._schedule.due(step):
+            return None
+        return self.async_save(step, state, metrics=metrics, user_metadata=user_metadata)
 
     def save(
         self,
@@ -80,10 +154,20 @@ class CheckpointManager:
         state: Mapping[str, object],
         *,
         overwrite: bool = False,
+        metrics: Mapping[str, float] | None = None,
         user_metadata: Mapping[str, object] | None = None,
     ) -> SaveReport:
-        """Save and return when it is committed; see ``checkpoint.save``."""
-        return self._save(step, state, overwrite, user_metadata, background=False).result()
+        """Save and return when it is committed; see ``checkpoint.save``.
+
+        Args:
+            step: Steps done.
+            state: As for ``checkpoint.save``.
+            overwrite: Replace a committed checkpoint of that step. One that :meth:`restore` found damaged is always
+                replaced.
+            metrics: For ``keep_best``; noted in the manifest. Those of rank 0 count.
+            user_metadata: Plain values to note in the manifest.
+        """
+        return self._save(step, state, overwrite, metrics, user_metadata, background=False).result()
 
     def async_save(
         self,
@@ -91,36 +175,49 @@ class CheckpointManager:
         state: Mapping[str, object],
         *,
         overwrite: bool = False,
+        metrics: Mapping[str, float] | None = None,
         user_metadata: Mapping[str, object] | None = None,
     ) -> SaveHandle:
-        """Copy the state and return; see ``checkpoint.async_save``."""
-        return self._save(step, state, overwrite, user_metadata, background=True)
+        """Copy the state and return; see :meth:`save` and ``checkpoint.async_save``."""
+        return self._save(step, state, overwrite, metrics, user_metadata, background=True)
 
     def _save(
         self,
         step: int,
         state: Mapping[str, object],
         overwrite: bool,
+        metrics: Mapping[str, float] | None,
         user_metadata: Mapping[str, object] | None,
         *,
         background: bool,
     ) -> SaveHandle:
         if step < 0:
             raise ValueError(f"step is {step}: steps count from 0")
+        metadata = dict(user_metadata or {})
+        if metrics is not None:
+            if METRICS in metadata:
+                raise ValueError(f"user_metadata has {METRICS!r}: give them as metrics=")
+            metadata[METRICS] = {name: float(value) for name, value in metrics.items()}
+        overwrite = overwrite or step in self._damaged
         options = SaveOptions(
-            step=step, overwrite=overwrite, timeout_s=self._timeout_s, user_metadata=dict(user_metadata or {})
+            step=step, overwrite=overwrite, timeout_s=self._timeout_s, user_metadata=metadata
         )
-        return self._session.saver.save(
-            self._store.sub(step_dir(step)),
+        tier = self._tier_for(step)
+        keeper = self._keeper
+        handle = self._session.saver.save(
+            self._places.store_of(tier, step),
             lambda: capture(state),
             options,
             background=background,
-            on_commit=self._remove_old,
+            on_commit=None if keeper is None else lambda: keeper.committed(step, tier),
         )
+        self._known.add(step)
+        self._damaged.discard(step)
+        return handle
 
     def steps(self) -> list[int]:
-        """Committed steps, ascending."""
-        return committed_steps(self._store)
+        """Committed steps, ascending; with a local tier those of either."""
+        return self._places.steps()
 
     def latest(self) -> int | None:
         """The newest committed step, or None if there is none."""
@@ -135,50 +232,141 @@ class CheckpointManager:
         strict: bool = True,
         verify: bool = True,
     ) -> int | None:
-        """Load a step into ``state``, by default the newest committed one; see ``checkpoint.load``.
+        """Load a step into ``state``, by default the newest committed one that is whole; see ``checkpoint.load``.
+
+        A copy that turns out to be damaged is passed over, with a warning in the log: for the other copy of the same
+        step if there is one, then for the step before, unless ``step`` is given. The next save of a step that was
+        passed over replaces it.
 
         Returns:
             The step, the same on all ranks; None if nothing is committed, and then the state is untouched.
+
+        Raises:
+            CheckpointError: As ``checkpoint.load``; of the newest copy if all are damaged.
         """
 
         def decide(_: list[bytes]) -> bytes:
-            return json.dumps(self.latest() if step is None else step).encode()
+            steps = self.steps()[::-1] if step is None else [step]
+            return json.dumps([[one, tier] for one in steps for tier in self._places.copies(one)]).encode()
 
         # Ranks that look for themselves may see different steps while a save is in flight.
-        coordinator = self._session.coordinator
-        name = coordinator.next_call("restore")
-        answer = coordinator.round(name, "latest", bytes, decide, timeout_s=self._timeout_s)
-        found: int | None = json.loads(answer)
-        if found is None:
-            return None
-        load_checkpoint(
-            self._store.sub(step_dir(found)),
-            state,
-            strict=strict,
-            verify=verify,
-            process_group=self._process_group,
-            timeout_s=self._timeout_s,
-        )
-        return found
+        copies: list[tuple[int, Tier]] = [
+            (one, Tier(tier)) for one, tier in json.loads(self._round("restore", "latest", decide))
+        ]
+        if step is not None and not copies:
+            copies = [(step, Tier.REMOTE)]  # which raises that there is nothing
+        first: Exception | None = None
+        for one, tier in copies:
+            try:
+                load_checkpoint(
+                    self._places.store_of(tier, one),
+                    state,
+                    strict=strict,
+                    verify=verify,
+                    process_group=self._process_group,
+                    timeout_s=self._timeout_s,
+                )
+            except (CheckpointError, StorageError) as error:
+                if not _is_damage(error):
+                    raise
+                _logger.warning("step %d at %s is passed over: %s", one, tier, error)
+                first = first or error
+                self._damaged.add(one)
+            else:
+                self._damaged.discard(one)
+                return one
+        if first is not None:
+            raise first
+        return None
 
     def wait(self) -> None:
-        """Wait until no save is in flight.
+        """Wait until no save is in flight, and all that is at a local tier is drained.
 
         Raises:
             TimeoutError: They are not done in time.
-            AsyncSaveFailed: One failed, and nobody asked its handle.
+            AsyncSaveFailed: A save failed, and nobody asked its handle.
+            ExceptionGroup: Some checkpoints could not be drained; on rank 0 only. They are still at local.
         """
         self._session.saver.wait(self._timeout_s)
+        if self._keeper is not None:
+            self._keeper.wait(self._timeout_s)
 
-    def _remove_old(self) -> None:
-        """Remove what is older than the newest ``keep_last`` committed checkpoints; on rank 0."""
-        if self._keep_last is None:
-            return
-        try:
-            for step in self.steps()[: -self._keep_last]:
-                # First the manifest: from then on it does not exist, however far the rest gets.
-                self._store.delete(f"{step_dir(step)}/{MANIFEST}")
-                self._store.delete_tree(step_dir(step))
-        except StorageError as error:
-            # The save itself is committed; what is left is found again after the next one.
-            _logger.warning("could not remove old checkpoints: %s", error)
+    def close(self) -> None:
+        """Stop draining. What is at a local tier only stays there, and is drained by the next manager."""
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _tier_for(self, step: int) -> Tier:
+        """Where to save a step: at local, unless the root has it, where it is refused or replaced in one step."""
+        if self._places.local is None and step not in self._damaged:
+            return Tier.REMOTE
+        if step not in self._known and step not in self._damaged:
+            return Tier.LOCAL
+
+        def settle() -> bytes:  # an earlier save of the same step may be in flight
+            self._session.saver.wait(self._timeout_s)
+            return b""
+
+        def decide(_: list[bytes]) -> bytes:
+            if self._keeper is not None:
+                self._keeper.settle(self._timeout_s)
+            copies = self._places.copies(step)
+            if step in self._damaged:
+                for tier in copies:
+                    _forget_unreadable(self._places.store_of(tier, step))
+            fast = self._places.local is not None and Tier.REMOTE not in copies
+            return json.dumps(Tier.LOCAL if fast else Tier.REMOTE).encode()
+
+        return Tier(json.loads(self._round("tier", "tier", decide, settle)))
+
+    def _agree_on_local(self, local: Store) -> set[int]:
+        """Make sure that all ranks see the same local tier; gives the steps that are committed at the root."""
+        probe = f"probe-{uuid.uuid4().hex}"
+
+        def begin(_: list[bytes]) -> bytes:
+            local.write(probe, b"")
+            return json.dumps([probe, committed_steps(self._places.root)]).encode()
+
+        name, steps = json.loads(self._round("local", "begin", begin))
+
+        def look() -> bytes:
+            return b"" if local.exists(name) else str(self._coordinator.rank).encode()
+
+        def decide(missing: list[bytes]) -> bytes:
+            local.delete(name)
+            return b", ".join(one for one in missing if one)
+
+        ranks = self._round("local", "look", decide, look)
+        if ranks:
+            raise ValueError(
+                f"local={local.url!r} is another directory on ranks {ranks.decode()} than on rank 0: "
+                "give one that all ranks share, or leave it out"
+            )
+        return set(steps)
+
+    def _round(
+        self,
+        kind: str,
+        stage: str,
+        decide: Callable[[list[bytes]], bytes],
+        local: Callable[[], bytes] = bytes,
+    ) -> bytes:
+        name = self._coordinator.next_call(kind)
+        return self._coordinator.round(name, stage, local, decide, timeout_s=self._timeout_s)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether an error, the same on all ranks, says that what was read is not what was written."""
+    if isinstance(error, RanksFailed):
+        return all(one.kind in {kind.__name__ for kind in _DAMAGE} for one in error.members)
+    return isinstance(error, _DAMAGE) and not isinstance(error, UnsupportedVersion)
+
+
+def _forget_unreadable(store: Store) -> None:
+    """Remove a manifest that nobody can read, so that another may be committed in its place."""
+    try:
+        read_manifest(store)
+    except NotACheckpoint:
+        pass
+    except (CorruptCheckpoint, FormatError):
+        store.delete(MANIFEST)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from checkpoint.errors import CorruptCheckpoint, FormatError
-from checkpoint.format.digest import PIECE_BYTES, digest64
-from checkpoint.format.index import Tables, decode_tables
+from checkpoint.format.digest import digest64
+from checkpoint.format.index import Catalog, Tables, decode_boxes, decode_catalog
 from checkpoint.format.manifest import Manifest, read_manifest, read_metadata
 from checkpoint.format.objects import decode_objects
+from checkpoint.format.partial import can_read_rows, read_rows
 from checkpoint.format.tables import decode_table
 from storage import Store
+
+_BOXES: Final = ("shards.parquet", "stored.parquet")
 
 
 class StoredCheckpoint:
@@ -27,6 +34,7 @@ class StoredCheckpoint:
         self.store = store
         self.manifest = manifest
         self.data = store.sub(manifest.data_dir)
+        self._only: npt.NDArray[np.int64] | None = None  # ids of the tensors whose boxes are read; None: all
 
     @classmethod
     def open(cls, store: Store) -> StoredCheckpoint:
@@ -42,18 +50,48 @@ class StoredCheckpoint:
         return f"StoredCheckpoint({self.store.url!r}, step={self.manifest.step})"
 
     @cached_property
+    def catalog(self) -> Catalog:
+        """Tensors and files.
+
+        Raises:
+            FormatError, CorruptCheckpoint: A table is damaged or contradicts itself.
+        """
+        return decode_catalog(self._table("tensors.parquet"), self._table("files.parquet"), self.data.url)
+
+    @cached_property
     def tables(self) -> Tables:
-        """Tensors, boxes and files.
+        """Tensors, files and all boxes.
 
         Raises:
             FormatError, CorruptCheckpoint: A table is damaged or contradicts another.
         """
-        return decode_tables(self._read, self.data.url)
+        only = self._only
+        if only is None or not all(can_read_rows(self.manifest, name) for name in _BOXES):
+            shards, stored = (self._table(name) for name in _BOXES)
+            return decode_boxes(self.catalog, shards, stored, self.data.url)
+        counts = self.catalog.box_counts
+        end = np.cumsum(counts)[only]
+        shards, stored = (
+            read_rows(self.store, self.manifest, name, int(counts.sum()), end - counts[only], end)
+            for name in _BOXES
+        )
+        return decode_boxes(self.catalog, shards, stored, self.data.url, only=only)
+
+    def narrowed(self, tensor_ids: Iterable[int]) -> StoredCheckpoint:
+        """The same checkpoint, with the boxes of some tensors only.
+
+        Of the tables of boxes only the parts that hold them are read. Whether boxes share bytes is then known of these
+        alone; everything else is checked as if all had been read.
+        """
+        narrow = StoredCheckpoint(self.store, self.manifest)
+        narrow.catalog = self.catalog
+        narrow._only = np.asarray(sorted(set(tensor_ids)), dtype=np.int64)
+        return narrow
 
     @cached_property
     def tensor_ids(self) -> Mapping[tuple[str, str], int]:
         """Id of each tensor by (group, key)."""
-        return {(tensor.group, tensor.key): index for index, tensor in enumerate(self.tables.tensors)}
+        return {(tensor.group, tensor.key): index for index, tensor in enumerate(self.catalog.tensors)}
 
     @cached_property
     def objects(self) -> Mapping[str, Any]:
@@ -68,12 +106,11 @@ class StoredCheckpoint:
         """Rank-local objects of one rank of the job that wrote this; empty if there was no such rank."""
         name = "rank_objects.parquet"
         where = f"{self.data.url}/{name}"
-        table = decode_table(name, self._read(name), where)
-        columns = (table.column(one).to_pylist() for one in ("rank", "key", "value"))
+        table = decode_table(name, self._read(name), where, rank=rank)
+        columns = (table.column(one).to_pylist() for one in ("key", "value"))
         return {
             key: decode_objects(value.encode(), f"{where}: rank {rank}, {key}")
-            for owner, key, value in zip(*columns, strict=True)
-            if owner == rank
+            for key, value in zip(*columns, strict=True)
         }
 
     def check_files(self) -> None:
@@ -83,7 +120,7 @@ class StoredCheckpoint:
             CorruptCheckpoint: One is not; names it.
         """
         sizes = {file.path: file.size for file in self.data.list()}
-        for file in self.tables.files:
+        for file in self.catalog.files:
             size = sizes.get(file.path)
             if size != file.num_bytes:
                 found = "is missing" if size is None else f"has {size} bytes"
@@ -98,39 +135,44 @@ class StoredCheckpoint:
         Raises:
             CorruptCheckpoint: They do not match their digest.
         """
-        file = self.tables.files[file_id]
+        file = self.catalog.files[file_id]
         if digest64(header) != file.header_xxh3:
             raise CorruptCheckpoint(
                 f"{self.data.url}/{file.path}: its header does not match its digest; load an earlier checkpoint"
             )
 
-    def check_pieces(self, row: int, begin: int, memory: memoryview) -> None:
-        """Check whole pieces of a stored box.
+    def check_pieces(self, pieces: Sequence[int], memory: memoryview) -> None:
+        """Check whole pieces.
 
         Args:
-            row: The stored box.
-            begin: Where ``memory`` begins in it, a multiple of the piece size.
-            memory: Bytes of the box, up to a piece boundary or its end.
+            pieces: Which, as rows of the pieces in ``tables.boxes``.
+            memory: Their stored bytes, one piece after the other.
 
         Raises:
             CorruptCheckpoint: A digest does not match; names file, bytes and tensor.
         """
         boxes = self.tables.boxes
-        digests = boxes.digests_of(row)
-        for start in range(0, len(memory), PIECE_BYTES):
-            piece = memory[start : start + PIECE_BYTES]
-            if digest64(piece) != int(digests[(begin + start) // PIECE_BYTES]):
+        begin = 0
+        sizes, digests = boxes.piece_bytes[pieces].tolist(), boxes.digests[pieces].tolist()
+        for piece, num_bytes, digest in zip(pieces, sizes, digests, strict=True):
+            end = begin + num_bytes
+            if digest64(memory[begin:end]) != digest:
+                row = boxes.row_of_piece(piece)
                 file = self.tables.files[int(boxes.file_id[row])].path
-                at = int(boxes.byte_offset[row]) + begin + start
+                at = int(boxes.piece_offset[piece])
                 raise CorruptCheckpoint(
-                    f"{self.data.url}/{file}: bytes {at}..{at + len(piece)} of tensor {self.tensor_of(row)} do not "
+                    f"{self.data.url}/{file}: bytes {at}..{at + num_bytes} of tensor {self.tensor_of(row)} do not "
                     "match their digest; load an earlier checkpoint"
                 )
+            begin = end
 
     def tensor_of(self, row: int) -> str:
         """Name of the tensor that a stored box belongs to: ``group/key``."""
         tensor = self.tables.tensors[self.tables.boxes.tensor_id(row)]
         return f"{tensor.group}/{tensor.key}"
+
+    def _table(self, name: str) -> pa.Table:
+        return decode_table(name, self._read(name), f"{self.data.url}/{name}")
 
     def _read(self, name: str) -> bytes:
         return read_metadata(self.store, self.manifest, name)

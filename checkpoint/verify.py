@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -40,8 +40,8 @@ class VerifyReport:
 
 _MAX_PROBLEMS: Final = 100
 
-# Parts of stored boxes that follow each other in one file: file, first byte, and (row, bytes from, to) of each.
-_Unit = tuple[int, int, list[tuple[int, int, int]]]
+# Pieces that follow each other in one file: file, first byte, size, and which pieces.
+_Unit = tuple[int, int, int, list[int]]
 
 
 def verify(checkpoint: StoredCheckpoint, progress: Callable[[int], None] = lambda _: None) -> VerifyReport:
@@ -72,12 +72,14 @@ def verify(checkpoint: StoredCheckpoint, progress: Callable[[int], None] = lambd
 
     def payload(unit: _Unit) -> None:
         check(partial(_check_unit, checkpoint, unit))
-        progress(sum(end - begin for _, begin, end in unit[2]))
+        progress(unit[2])
 
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="checkpoint-verify") as pool:
+        rows = np.argsort(tables.boxes.file_id, kind="stable")
+        rows_of = np.split(rows, np.searchsorted(tables.boxes.file_id[rows], np.arange(1, len(tables.files))))
         headers = [
-            pool.submit(check, partial(_check_header, checkpoint, file_id))
-            for file_id in range(len(tables.files))
+            pool.submit(check, partial(_check_header, checkpoint, file_id, of_file.tolist()))
+            for file_id, of_file in zip(range(len(tables.files)), rows_of, strict=False)
         ]
         for future in [*headers, *(pool.submit(payload, unit) for unit in _units(checkpoint))]:
             future.result()
@@ -91,37 +93,30 @@ def verify(checkpoint: StoredCheckpoint, progress: Callable[[int], None] = lambd
 
 def _units(checkpoint: StoredCheckpoint) -> Iterator[_Unit]:
     boxes = checkpoint.tables.boxes
-    unit: _Unit | None = None
-    unit_bytes = 0
-    for row in np.lexsort((boxes.byte_offset, boxes.file_id)).tolist():
-        file_id, offset, num_bytes = (
-            int(one[row]) for one in (boxes.file_id, boxes.byte_offset, boxes.stored_bytes)
+    files = np.repeat(boxes.file_id, np.diff(boxes.piece_first))
+    order = np.lexsort((boxes.piece_offset, files))
+    sizes = boxes.piece_bytes[order]
+    # A unit ends with its file, or where it would become too large.
+    of_unit = np.cumsum(sizes) // _UNIT_BYTES
+    starts = np.flatnonzero((np.diff(files[order], prepend=-1) != 0) | (np.diff(of_unit, prepend=-1) != 0))
+    for pieces in np.split(order, starts[1:]) if len(order) else []:
+        first = int(pieces[0])
+        yield (
+            int(files[first]),
+            int(boxes.piece_offset[first]),
+            int(boxes.piece_bytes[pieces].sum()),
+            pieces.tolist(),
         )
-        for begin in range(0, num_bytes, _UNIT_BYTES):
-            end = min(num_bytes, begin + _UNIT_BYTES)
-            if unit is not None and (unit[0] != file_id or unit_bytes + end - begin > _UNIT_BYTES):
-                yield unit
-                unit = None
-            if unit is None:
-                unit, unit_bytes = (file_id, offset + begin, []), 0
-            unit[2].append((row, begin, end))
-            unit_bytes += end - begin
-    if unit is not None:
-        yield unit
 
 
 def _check_unit(checkpoint: StoredCheckpoint, unit: _Unit) -> None:
-    file_id, start, parts = unit
-    num_bytes = sum(end - begin for _, begin, end in parts)
+    file_id, start, num_bytes, pieces = unit
     path = checkpoint.tables.files[file_id].path
     (memory,) = checkpoint.data.read_ranges([(path, start, start + num_bytes)])
-    at = 0
-    for row, begin, end in parts:
-        checkpoint.check_pieces(row, begin, memory[at : at + end - begin])
-        at += end - begin
+    checkpoint.check_pieces(pieces, memory)
 
 
-def _check_header(checkpoint: StoredCheckpoint, file_id: int) -> None:
+def _check_header(checkpoint: StoredCheckpoint, file_id: int, rows: Sequence[int]) -> None:
     """The header is the one that was written, and says the same as the tables."""
     tables = checkpoint.tables
     file = tables.files[file_id]
@@ -129,7 +124,6 @@ def _check_header(checkpoint: StoredCheckpoint, file_id: int) -> None:
     (header,) = checkpoint.data.read_ranges([(file.path, 0, file.header_bytes)])
     checkpoint.check_header(file_id, header)
     entries = decode_header(bytes(header), where)
-    rows = np.flatnonzero(tables.boxes.file_id == file_id).tolist()
     if len(entries) != len(rows):
         raise FormatError(f"{where}: its header has {len(entries)} entries, the tables {len(rows)}")
     for row in rows:
@@ -137,12 +131,12 @@ def _check_header(checkpoint: StoredCheckpoint, file_id: int) -> None:
         box = tables.boxes.box(row)
         num_bytes = int(tables.boxes.stored_bytes[row])
         begin = int(tables.boxes.byte_offset[row]) - file.header_bytes
-        native = DTYPES[tensor.dtype].safetensors
+        native = None if tables.boxes.compressed[row] else DTYPES[tensor.dtype].safetensors
         name = entry_name(tensor.key, tensor.shape, box)
         expected = {
             "dtype": native or "U8",
             "shape": list(box.lengths) if native else [num_bytes],
             "data_offsets": [begin, begin + num_bytes],
         }
-        if tables.boxes.entries[row].as_py() != name or entries.get(name) != expected:
+        if entries.get(name) != expected:
             raise FormatError(f"{where}: entry {name!r} of its header disagrees with the tables")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 _BYTES_PER_PARAMETER = 12
@@ -64,12 +65,13 @@ class TrainingState:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def training_state(num_bytes: int, *, shard: bool = False) -> TrainingState:
+def training_state(num_bytes: int, *, shard: bool = False, flat: bool = False) -> TrainingState:
     """Build a state of about ``num_bytes`` over all ranks, one AdamW step old.
 
     Args:
         num_bytes: of weights and moments together.
         shard: cut it over the ranks of the default process group with FSDP2.
+        flat: flatten it and cut that over the ranks, with FSDP1.
     """
     torch.manual_seed(0)
     depth = 12
@@ -77,8 +79,20 @@ def training_state(num_bytes: int, *, shard: bool = False) -> TrainingState:
     # Per block 6.5 width² and three times 8/3 width² less rounding; an embedding of 16 rows per column.
     while (10.5 * depth + 16) * (width + 64) ** 2 * _BYTES_PER_PARAMETER <= num_bytes:
         width += 64
-    model = _Decoder(width, depth, 16 * width)
+    model: nn.Module = _Decoder(width, depth, 16 * width)
+    if flat:
+        policy = ModuleWrapPolicy({_Block})
+        # With a mesh its state dicts are of DTensors, which is what asynchronous saves of torch DCP can take.
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        model = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=policy,
+            device_mesh=mesh,
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+        )
     if shard:
+        assert isinstance(model, _Decoder)
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)

@@ -2,36 +2,84 @@
 
 A *round* is the only pattern. Every rank does its local part and posts the outcome, ok or failed with the cause;
 rank 0 collects all of them, decides, and posts the decision; every rank returns it or raises the same error.
-Messages go through a c10d store (a connection of our own, so that a thread may wait while the trainer uses its
-own). Every wait has a time-out that names the ranks and the stage.
+Outcomes go up a tree and decisions down the same tree (:mod:`checkpoint.engine.tree`), so that no rank talks to more
+than a few dozen. Messages go through a c10d store (a connection of our own, so that a thread may wait while the
+trainer uses its own).
+
+Every wait has a time-out that names the ranks and the stage. A rank that leads others posts a receipt as soon as it
+has arrived, so that whoever waits for it can tell a leader that is missing from one that waits for another.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from checkpoint import errors
+from checkpoint.engine.messages import pack, unpack, unpack_all
+from checkpoint.engine.tree import Tree
 from checkpoint.errors import CheckpointError, CoordinationTimeout, RankFailed, RanksFailed
 
 # TCPStore refuses values of 8 MiB and drops the connection.
 _CHUNK_BYTES: Final = 4 << 20
 
-# A follower may arrive up to one time-out before rank 0, which then waits up to one more for the others; and the
-# outcome of that takes a moment to arrive.
-_LEADER_TIMEOUTS: Final = 2
+# What a message may take to arrive, at most; less if the time-out is.
 _MAX_GRACE_S: Final = 5.0
 
 _OK: Final = b"+"
 _FAILED: Final = b"-"
 
 Decide = Callable[[list[bytes]], bytes | list[bytes]]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Report:
+    """How it went on a rank and all below it.
+
+    Attributes:
+        messages: What they have to say, packed, in order of rank; of no use if anything below is not empty.
+        failed: Rank, stage, kind and text of what failed.
+        missing: Ranks that did not come in time.
+        gone: Ranks that came, and will not wait for the outcome.
+    """
+
+    messages: list[bytes] = field(default_factory=list)
+    failed: list[list[Any]] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+
+    @property
+    def lost(self) -> Set[int]:
+        """Ranks that will not pass an outcome on."""
+        return {*self.missing, *self.gone}
+
+    def add(self, other: _Report) -> None:
+        """Take in what the next ranks report."""
+        self.messages += other.messages
+        self.failed += other.failed
+        self.missing += other.missing
+        self.gone += other.gone
+
+    def encode(self) -> bytes:
+        """As a message; begins with whether all went well."""
+        if self.failed or self.missing:
+            return _FAILED + json.dumps([self.failed, self.missing, self.gone]).encode()
+        return _OK + pack(unpack_all(self.messages))
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Report:
+        """The inverse of :meth:`encode`."""
+        if data[:1] == _OK:
+            return cls(messages=[data[1:]])
+        failed, missing, gone = json.loads(data[1:])
+        return cls(failed=failed, missing=missing, gone=gone)
 
 
 class Coordinator:
@@ -43,18 +91,24 @@ class Coordinator:
         store: A c10d store that all the ranks share; used through a prefix.
         rank: Index of this rank, 0 to ``world_size - 1``.
         world_size: Number of ranks.
+        tree: The way that messages take; equal on all ranks.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, *, tree: Tree | None = None) -> None:
         self._origin = store  # on rank 0 it may own the server; it must outlive every client
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # missing from torch's stubs
         self.rank = rank
         self.world_size = world_size
+        self._tree = tree or Tree(world_size=world_size)
         self._num_calls: Counter[str] = Counter()
 
     def fork(self) -> Coordinator:
         """A seat for another thread, with a connection of its own."""
-        return Coordinator(self._origin, self.rank, self.world_size)
+        return Coordinator(self._origin, self.rank, self.world_size, tree=self._tree)
+
+    def connect(self, name: str) -> Store:
+        """The store that all the ranks share, below a name of its own, through a connection of its own."""
+        return dist.PrefixStore(name, self._origin.clone())  # type: ignore[attr-defined]  # missing from torch's stubs
 
     def next_call(self, kind: str) -> str:
         """A name for the rounds of one call; equal on all ranks, since they make the same calls in the same order."""
@@ -79,7 +133,8 @@ class Coordinator:
             local: This rank's part; its result goes to rank 0.
             decide: Runs on rank 0 with the results of all ranks, in order of rank. Gives one answer for all, or a
                 list with an answer for each rank.
-            timeout_s: How long rank 0 waits for the others; they wait for rank 0 twice as long.
+            timeout_s: How long after a rank has arrived those that report to it may arrive. Longer waits, of those that
+                have arrived, follow from it.
             linger_s: How long rank 0 waits, at most, until all have read the outcome. For the last round of a
                 process that may exit afterwards and take the store with it.
 
@@ -92,92 +147,164 @@ class Coordinator:
             CheckpointError: What ``decide`` raised, equal on all ranks.
         """
         error: BaseException | None = None
-        message = b""
+        own = _Report()
         try:
-            message = _OK + local()
+            own.messages = [pack([local()])]
         except BaseException as caught:
             error = caught
-            message = _FAILED + _describe(caught)
+            own.failed = [[self.rank, stage, *_describe(caught)]]
         if self.world_size == 1:
             if error is not None:
                 raise error
-            answer = decide([message[1:]])
+            answer = decide(unpack(own.messages[0]))
             return answer if isinstance(answer, bytes) else answer[0]
         key = f"{name}/{stage}"
         try:
             if self.rank == 0:
-                outcome, cause = self._lead(key, stage, message, decide, timeout_s, linger_s)
+                outcome, cause = self._lead(key, stage, own, decide, timeout_s, linger_s)
                 error = error or cause
             else:
-                self._post(f"{key}/from/{self.rank}", message)
-                if error is not None and not isinstance(error, Exception):
-                    raise error  # KeyboardInterrupt and the like: the others are told, this rank does not wait
-                outcome = self._follow(key, stage, timeout_s, lingers=linger_s > 0)
+                outcome = self._follow(key, stage, own, error, timeout_s, lingers=linger_s > 0)
         except dist.DistError as lost:
             raise CoordinationTimeout(
                 f"rank {self.rank} lost the store of the process group in stage '{stage}', probably because the "
                 f"process that serves it ended ({_one_line(lost)})"
             ) from lost
         if outcome[:1] == _OK:
-            return outcome[1:]
+            return unpack(outcome[1:])[0]
         raise _rebuild(outcome[1:], self.rank, self.world_size, error)
 
     def _lead(
-        self, key: str, stage: str, own: bytes, decide: Decide, timeout_s: float, linger_s: float
+        self, key: str, stage: str, own: _Report, decide: Decide, timeout_s: float, linger_s: float
     ) -> tuple[bytes, BaseException | None]:
-        outcomes: list[bytes]
         cause: BaseException | None = None
+        report = own
         try:
-            messages = [own, *self._gather(key, stage, timeout_s)]
-            failures = [
-                [rank, stage, *json.loads(m[1:])] for rank, m in enumerate(messages) if m[:1] == _FAILED
-            ]
-            if failures:
-                outcomes = [_FAILED + json.dumps(failures).encode()] * self.world_size
+            report, heard = self._collect(key, own, timeout_s)
+            self._clear(key, heard)
+            if report.missing:
+                raise CoordinationTimeout(
+                    f"{_ranks(sorted(report.missing))} did not finish stage '{stage}' within {timeout_s:g} s; "
+                    "look for a crash or a hang there, or raise timeout_s"
+                )
+            if report.failed:
+                outcome = _FAILED + json.dumps(sorted(report.failed)).encode()
             else:
-                answer = decide([message[1:] for message in messages])
+                answer = decide(unpack_all(report.messages))
                 answers = answer if isinstance(answer, list) else [answer] * self.world_size
-                outcomes = [_OK + one for one in answers]
+                outcome = _OK + pack(answers)
         except BaseException as caught:
             cause = caught
-            kind, text = json.loads(_describe(caught))
-            outcomes = [_FAILED + json.dumps([[None, stage, kind, text]]).encode()] * self.world_size
+            outcome = _FAILED + json.dumps([[None, stage, *_describe(caught)]]).encode()
             if isinstance(caught, CoordinationTimeout):
                 linger_s = 0.0  # who did not come will not read the outcome either
-        for rank in range(1, self.world_size):
-            self._post(f"{key}/to/{rank}", outcomes[rank])
+        self._pass_on(key, outcome, self.rank, report.lost)
         if cause is not None and not isinstance(cause, Exception):
             raise cause
         if linger_s:
             self._linger(f"{key}/read", linger_s)
-        return outcomes[0], cause
+        return outcome, cause
 
-    def _gather(self, key: str, stage: str, timeout_s: float) -> list[bytes]:
-        keys = [f"{key}/from/{rank}" for rank in range(1, self.world_size)]
-        missing = self._wait(keys, timeout_s)
-        if missing:
-            raise CoordinationTimeout(
-                f"{_ranks([index + 1 for index in missing])} did not finish stage '{stage}' within {timeout_s:g} s; "
-                "look for a crash or a hang there, or raise timeout_s"
-            )
-        messages = [self._fetch(one) for one in keys]
-        for one in keys:
-            self._delete(one)
-        return messages
-
-    def _follow(self, key: str, stage: str, timeout_s: float, *, lingers: bool) -> bytes:
-        limit_s = _LEADER_TIMEOUTS * timeout_s + min(timeout_s, _MAX_GRACE_S)
-        own = f"{key}/to/{self.rank}"
-        if self._wait([own], limit_s):
-            raise CoordinationTimeout(
-                f"rank 0 gave no outcome of stage '{stage}' within {limit_s:g} s; look for a crash or a hang there, "
-                "or raise timeout_s"
-            )
-        outcome = self._fetch(own)
-        self._delete(own)
+    def _follow(
+        self,
+        key: str,
+        stage: str,
+        own: _Report,
+        error: BaseException | None,
+        timeout_s: float,
+        *,
+        lingers: bool,
+    ) -> bytes:
+        if self._tree.height(self.rank):
+            self._store.set(f"{key}/here/{self.rank}", "1")
+        if error is not None and not isinstance(error, Exception):
+            # KeyboardInterrupt and the like: the others are told, this rank waits for nobody.
+            own.gone = [self.rank]
+            self._post(f"{key}/from/{self.rank}", own.encode())
+            raise error
+        report, heard = self._collect(key, own, timeout_s)
+        self._post(f"{key}/from/{self.rank}", report.encode())
+        self._clear(
+            key, heard
+        )  # only now: who looks for missing ranks finds either their messages or this one
+        outcome = self._await_outcome(key, stage, timeout_s)
+        self._pass_on(key, outcome, self.rank, report.lost)
         if lingers and self._store.add(f"{key}/read", 1) == self.world_size - 1:
             self._store.set(f"{key}/read/all", "1")
         return outcome
+
+    def _collect(self, key: str, own: _Report, timeout_s: float) -> tuple[_Report, list[int]]:
+        """The report of this rank and all below it, and those of which messages are to be deleted."""
+        children = self._tree.children(self.rank)
+        if not children:
+            return own, []
+        receipts = [self._receipt(key, child) for child in children]
+        absent = {children[index] for index in self._wait(receipts, timeout_s)}
+        arrived = [child for child in children if child not in absent]
+        leading = [child for child in arrived if self._tree.height(child)]
+        limit_s = self._collecting_s(self._tree.height(self.rank) - 1, timeout_s) + _grace_s(timeout_s)
+        late = {leading[index] for index in self._wait([f"{key}/from/{one}" for one in leading], limit_s)}
+        for child in absent:
+            own.missing += self._absent(key, child)
+        own.missing += late
+        heard = [child for child in arrived if child not in late]
+        for child in heard:
+            own.add(_Report.decode(self._fetch(f"{key}/from/{child}")))
+        return own, heard
+
+    def _clear(self, key: str, heard: Sequence[int]) -> None:
+        """Delete the messages of those below that were heard."""
+        for child in heard:
+            self._delete(f"{key}/from/{child}")
+            if self._tree.height(child):
+                self._store.delete_key(f"{key}/here/{child}")
+
+    def _absent(self, key: str, rank: int) -> list[int]:
+        """Of a rank and those below it, the ones that have not arrived, though the rank was to report by now."""
+        here = self._store.check([self._receipt(key, rank)])
+        below = [one for child in self._tree.children(rank) for one in self._absent(key, child)]
+        if here and self._store.check([f"{key}/from/{rank}"]):
+            return _Report.decode(self._fetch(f"{key}/from/{rank}")).missing
+        return below if here else [rank, *below]
+
+    def _receipt(self, key: str, rank: int) -> str:
+        """The key that tells that a rank has arrived."""
+        return f"{key}/here/{rank}" if self._tree.height(rank) else f"{key}/from/{rank}"
+
+    def _collecting_s(self, height: int, timeout_s: float) -> float:
+        """How long a rank of some height may take to collect what is below it, once it has arrived."""
+        return height * timeout_s + max(0, height - 1) * _grace_s(timeout_s)
+
+    def _await_outcome(self, key: str, stage: str, timeout_s: float) -> bytes:
+        # A rank may arrive up to one time-out before those it reports to.
+        limit_s = self._collecting_s(self._tree.height(0), timeout_s) + timeout_s + _grace_s(timeout_s)
+        own = f"{key}/to/{self.rank}"
+        if self._wait([own], limit_s):
+            # Whoever has an outcome and did not pass it on is the one; else nobody but rank 0 could have made one.
+            silent = self._tree.parent(self.rank)
+            while silent and not self._store.check([f"{key}/to/{silent}"]):
+                silent = self._tree.parent(silent)
+            raise CoordinationTimeout(
+                f"rank {silent} gave no outcome of stage '{stage}' within {limit_s:g} s; look for a crash or a hang "
+                "there, or raise timeout_s"
+            )
+        outcome = self._fetch(own)
+        self._delete(own)
+        return outcome
+
+    def _pass_on(self, key: str, outcome: bytes, rank: int, lost: Set[int]) -> None:
+        """Give those below a rank their part of an outcome, also in place of those that are lost."""
+        children = self._tree.children(rank)
+        if not children:
+            return
+        answers = unpack(outcome[1:]) if outcome[:1] == _OK else []
+        for child in children:
+            part = outcome
+            if answers:
+                part = _OK + pack(answers[child - rank : self._tree.end(child) - rank])
+            self._post(f"{key}/to/{child}", part)
+            if child in lost:
+                self._pass_on(key, part, child, lost)
 
     def _linger(self, key: str, linger_s: float) -> None:
         if self._wait([f"{key}/all"], linger_s):
@@ -187,6 +314,8 @@ class Coordinator:
 
     def _wait(self, keys: list[str], timeout_s: float) -> list[int]:
         """Wait for keys; the indices of those that are still missing."""
+        if not keys:
+            return []
         try:
             self._store.wait(keys, timedelta(seconds=timeout_s))
         except RuntimeError:  # of the stores only some raise a class of their own for a time-out
@@ -212,10 +341,14 @@ class Coordinator:
         self._store.delete_key(key)
 
 
-def _describe(error: BaseException) -> bytes:
+def _grace_s(timeout_s: float) -> float:
+    return min(timeout_s, _MAX_GRACE_S)
+
+
+def _describe(error: BaseException) -> tuple[str, str]:
     if isinstance(error, RanksFailed):
-        return json.dumps([type(error).__name__, "; ".join(str(one) for one in error.exceptions)]).encode()
-    return json.dumps([type(error).__name__, _one_line(error)]).encode()
+        return type(error).__name__, "; ".join(str(one) for one in error.exceptions)
+    return type(error).__name__, _one_line(error)
 
 
 def _one_line(error: BaseException) -> str:

@@ -7,20 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
+from checkpoint.engine.connections import PeersLost
 from checkpoint.engine.coordination import Coordinator
-from checkpoint.engine.read import ReadStats, Wanted, read_boxes
-from checkpoint.errors import MismatchError
+from checkpoint.engine.exchange import Exchange
+from checkpoint.engine.match import LoadOptions, Match, StoredView, check_unexpected, match
+from checkpoint.engine.messages import pack, unpack
+from checkpoint.engine.read import PieceReader, ReadStats
+from checkpoint.engine.sharing import Share, decode_share, decode_wants, encode_wants, share_reads
+from checkpoint.engine.views import Views
+from checkpoint.errors import CoordinationTimeout
 from checkpoint.format.manifest import MANIFEST, decode_manifest, read_manifest
 from checkpoint.frameworks.rng import derive_rng
 from checkpoint.frameworks.values import LocalTensor, Stored
-from checkpoint.planner import torch_dtype
 from checkpoint.stored import StoredCheckpoint
 from storage import Store
 from storage.spans import span
-
-_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,53 +33,52 @@ class LoadReport:
         url: Where the checkpoint is.
         step: Its step number, if it has one.
         attempt: Id of the committed attempt.
-        num_tensors: Tensors that this rank holds a part of and that were filled.
-        missing: Tensors of the state that the checkpoint lacks (``group/key``), left as they were; on this rank.
+        matched: Tensors that this rank's state has and that were filled, as ``group/key``; an optimizer's included.
+        missing: Tensors of the state that the checkpoint lacks, left as they were; on this rank.
         unexpected: Tensors of the checkpoint that no rank's state has; only in groups that the state names.
+        converted: Those of ``matched`` whose element type is not the stored one.
         rng_restored: Whether the generators of random numbers were set back to what this rank saved. On another
             number of ranks they are seeded from the run, the step and the rank instead.
         num_bytes_read: Payload bytes that this rank read.
+        num_bytes_received: Payload bytes that other ranks read for this one.
         num_bytes_wanted: Stored bytes that this rank needed, each counted once.
     """
 
     url: str
     step: int | None
     attempt: str
-    num_tensors: int
+    matched: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    converted: tuple[str, ...]
     rng_restored: bool
     num_bytes_read: int
+    num_bytes_received: int
     num_bytes_wanted: int
 
-
-class StoredView:
-    """A checkpoint as the framework layer wants to see it.
-
-    Args:
-        checkpoint: The checkpoint.
-    """
-
-    def __init__(self, checkpoint: StoredCheckpoint) -> None:
-        self._checkpoint = checkpoint
-        self._tensors = {
-            (tensor.group, tensor.key): (torch_dtype(tensor.dtype), tensor.shape)
-            for tensor in checkpoint.tables.tensors
-        }
-
     @property
-    def tensors(self) -> Mapping[tuple[str, str], tuple[torch.dtype, tuple[int, ...]]]:
-        """(group, key) to dtype and global shape."""
-        return self._tensors
-
-    @property
-    def objects(self) -> Mapping[str, object]:
-        """Group to its tree of plain values."""
-        return self._checkpoint.objects
+    def num_tensors(self) -> int:
+        """How many tensors were filled on this rank."""
+        return len(self.matched)
 
 
 Targets = Callable[[Stored], Sequence[LocalTensor]]
 Finish = Callable[[Stored, Sequence[LocalTensor], Mapping[str, object] | None], None]
+
+_RoundOf = Callable[[str, Callable[[], bytes], Callable[[list[bytes]], bytes | list[bytes]]], bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Plan:
+    """What this rank does; all ranks have agreed to do theirs."""
+
+    checkpoint: StoredCheckpoint
+    stored: StoredView
+    match: Match
+    views: Views
+    unexpected: tuple[str, ...]
+    share: Share | None
+    anyone_shares: bool
 
 
 class Loader:
@@ -96,10 +97,7 @@ class Loader:
         groups: Sequence[str],
         targets: Targets,
         finish: Finish,
-        *,
-        strict: bool,
-        verify: bool,
-        timeout_s: float,
+        options: LoadOptions,
     ) -> LoadReport:
         """Load; see ``checkpoint.load``.
 
@@ -108,9 +106,7 @@ class Loader:
             groups: Top-level names of the state.
             targets: Gives the tensors to fill; must not change the state.
             finish: Applies everything that is not tensor bytes, once they have arrived.
-            strict: Raise for tensors that only one side has.
-            verify: Check digests.
-            timeout_s: Longest wait for other ranks, in each stage.
+            options: How.
 
         Raises:
             NotACheckpoint, FormatError, CorruptCheckpoint, TilingError, MismatchError: On all ranks alike; all but
@@ -118,24 +114,16 @@ class Loader:
         """
         name = self._coordinator.next_call("load")
 
-        def round_of(stage: str, local: Callable[[], bytes], decide: Callable[[list[bytes]], bytes]) -> bytes:
-            return self._coordinator.round(name, stage, local, decide, timeout_s=timeout_s)
+        def round_of(
+            stage: str, local: Callable[[], bytes], decide: Callable[[list[bytes]], bytes | list[bytes]]
+        ) -> bytes:
+            return self._coordinator.round(name, stage, local, decide, timeout_s=options.timeout_s)
 
         with span("checkpoint.open", path=store.url):
-            checkpoint = self._open(store, round_of)
+            checkpoint = _open(store, round_of)
         with span("checkpoint.match", path=store.url):
-            match = self._match(checkpoint, groups, targets, round_of, strict=strict)
-
-        stats: ReadStats | None = None
-
-        def read() -> bytes:
-            nonlocal stats
-            with torch.no_grad():
-                stats = read_boxes(checkpoint, match.wanted, verify=verify)
-            return b""
-
-        round_of("read", read, _nothing)
-        assert stats is not None
+            plan = self._plan(checkpoint, groups, targets, round_of, options)
+        stats = self._read(name, plan, round_of, options)
 
         manifest = checkpoint.manifest
         rank_objects: Mapping[str, object] | None = None
@@ -143,7 +131,7 @@ class Loader:
             rank_objects = checkpoint.rank_objects(self._coordinator.rank) or None
 
         def apply() -> bytes:
-            finish(match.view, match.targets, rank_objects)
+            finish(plan.stored, plan.match.targets, rank_objects)
             if rank_objects is None:
                 derive_rng(int(manifest.run_id, 16), manifest.step or 0, self._coordinator.rank)
             return b""
@@ -153,112 +141,135 @@ class Loader:
             url=store.url,
             step=manifest.step,
             attempt=manifest.attempt,
-            num_tensors=len(match.targets),
-            missing=match.missing,
-            unexpected=match.unexpected,
+            matched=tuple(f"{tensor.group}/{tensor.key}" for tensor in plan.match.targets),
+            missing=tuple(plan.match.missing),
+            unexpected=plan.unexpected,
+            converted=tuple(plan.match.converted),
             rng_restored=rank_objects is not None,
             num_bytes_read=stats.num_bytes_read,
+            num_bytes_received=stats.num_bytes_received,
             num_bytes_wanted=stats.num_bytes_wanted,
         )
 
-    def _open(self, store: Store, round_of: _RoundOf) -> StoredCheckpoint:
-        """Agree on the attempt: rank 0 reads the manifest, since it may be replaced at any time."""
-
-        def decide(_: list[bytes]) -> bytes:
-            manifest, data = read_manifest(store)
-            StoredCheckpoint(store, manifest).check_files()
-            return data
-
-        data = round_of("open", bytes, decide)
-        return StoredCheckpoint(store, decode_manifest(data, f"{store.url}/{MANIFEST}"))
-
-    def _match(
+    def _plan(
         self,
         checkpoint: StoredCheckpoint,
         groups: Sequence[str],
         targets: Targets,
         round_of: _RoundOf,
-        *,
-        strict: bool,
-    ) -> _Match:
-        """Find out what goes where, and that it fits, before any payload is read."""
-        view = StoredView(checkpoint)
-        ids = checkpoint.tensor_ids
-        found: list[LocalTensor] = []
-        wanted: list[Wanted] = []
-        missing: list[str] = []
+        options: LoadOptions,
+    ) -> _Plan:
+        """Find out what goes where and who reads it, and that it fits, before any payload is read."""
+        stored = StoredView(checkpoint)
+        num_tensors = len(checkpoint.catalog.tensors)
+        found: Match | None = None
+        narrow: StoredCheckpoint | None = None
+        views: Views | None = None
 
         def local() -> bytes:
-            for tensor in targets(view):
-                tensor_id = ids.get((tensor.group, tensor.key))
-                if tensor_id is None:
-                    missing.append(f"{tensor.group}/{tensor.key}")
-                    continue
-                found.append(tensor)
-                for box, one in zip(tensor.boxes, tensor.views, strict=True):
-                    wanted.append(Wanted(tensor_id=tensor_id, box=box, view=one))
-            _check_fit(checkpoint, view, found)
-            if strict and missing:
-                raise MismatchError(
-                    f"{checkpoint.store.url}: has no {_named(missing)}; load the state that was saved, "
-                    "or pass strict=False to leave them as they are"
-                )
-            for tensor_id in sorted({one.tensor_id for one in wanted}):
-                checkpoint.tables.check_tiling(tensor_id)
-            known = np.zeros(len(ids), dtype=bool)
-            known[[ids[tensor.group, tensor.key] for tensor in found]] = True
-            return np.packbits(known).tobytes()
+            nonlocal found, narrow, views
+            found = match(checkpoint, stored, targets(stored), options)
+            own = {one.tensor_id for one in found.wanted}
+            narrow = checkpoint.narrowed(own)
+            narrow.tables.check_tilings(own)
+            views = Views(narrow.tables, found.wanted)
+            known = np.zeros(num_tensors, dtype=bool)
+            known[found.ids] = True
+            return pack([np.packbits(known).tobytes(), encode_wants(views.wants)])
 
-        def decide(messages: list[bytes]) -> bytes:
-            known = np.bitwise_or.reduce([np.frombuffer(one, dtype=np.uint8) for one in messages])
-            bits = np.unpackbits(known, count=len(ids)) if len(ids) else known
-            unexpected = [
-                f"{tensor.group}/{tensor.key}"
-                for tensor, is_known in zip(checkpoint.tables.tensors, bits.tolist(), strict=True)
-                if not is_known and tensor.group in groups
-            ]
-            if strict and unexpected:
-                raise MismatchError(
-                    f"{checkpoint.store.url}: {_named(unexpected)} have no place in the state; load into the state "
-                    "that was saved, or pass strict=False to leave them out"
-                )
-            return json.dumps(unexpected).encode()
+        def decide(messages: list[bytes]) -> list[bytes]:
+            packed, encoded = zip(*map(unpack, messages), strict=True)
+            known = np.bitwise_or.reduce([np.frombuffer(one, dtype=np.uint8) for one in packed])
+            is_known = np.unpackbits(known, count=num_tensors).astype(bool).tolist() if num_tensors else []
+            unexpected = json.dumps(check_unexpected(checkpoint, is_known, groups, options)).encode()
+            if len(messages) == 1:
+                return [pack([unexpected, b"", b""])]
+            wants = [decode_wants(one) for one in encoded]
+            needed = {one for want in wants for one in np.unique(want.tensor_id).tolist()}
+            assert found is not None
+            assert narrow is not None
+            own = {one.tensor_id for one in found.wanted}
+            tables = (narrow if needed == own else checkpoint.narrowed(needed)).tables
+            shares = share_reads(tables, wants, verify=options.verify)
+            anyone_shares = b"+" if any(shares) else b""
+            return [pack([unexpected, share, anyone_shares]) for share in shares]
 
-        unexpected = json.loads(round_of("match", local, decide))
-        return _Match(
-            view=view, targets=found, wanted=wanted, missing=tuple(missing), unexpected=tuple(unexpected)
+        unexpected, share, anyone_shares = unpack(round_of("match", local, decide))
+        assert found is not None
+        assert narrow is not None
+        assert views is not None
+        return _Plan(
+            checkpoint=narrow,
+            stored=stored,
+            match=found,
+            views=views,
+            unexpected=tuple(json.loads(unexpected)),
+            share=decode_share(share, narrow.tables.boxes),
+            anyone_shares=bool(anyone_shares),
+        )
+
+    def _read(self, name: str, plan: _Plan, round_of: _RoundOf, options: LoadOptions) -> ReadStats:
+        reader = PieceReader(plan.checkpoint, plan.views, verify=options.verify)
+        exchange: Exchange | None = None
+        if plan.share is not None:
+            exchange = Exchange(
+                reader,
+                plan.views,
+                plan.share,
+                self._coordinator.rank,
+                options.timeout_s,
+            )
+
+        def of_exchange(work: Callable[[Exchange], None]) -> bytes:
+            try:
+                if exchange is not None:
+                    work(exchange)
+            except PeersLost as error:
+                return str(
+                    error
+                ).encode()  # no failure of this rank: what happened to the other one is to be told
+            return b""
+
+        def read() -> bytes:
+            if exchange is None:
+                reader.read_alone(np.zeros(0, dtype=np.int64))
+            return of_exchange(Exchange.run)
+
+        try:
+            if plan.anyone_shares:
+                store = self._coordinator.connect(f"{name}/exchange")
+                round_of("connect", lambda: of_exchange(lambda one: one.connect(store)), _none_lost)
+            round_of("read", read, _none_lost)
+        finally:
+            if exchange is not None:
+                exchange.close()
+        return ReadStats(
+            num_bytes_read=reader.num_bytes_read,
+            num_bytes_received=exchange.num_bytes_received if exchange is not None else 0,
+            num_bytes_wanted=plan.views.num_bytes_wanted(),
         )
 
 
-_RoundOf = Callable[[str, Callable[[], bytes], Callable[[list[bytes]], bytes]], bytes]
+def _open(store: Store, round_of: _RoundOf) -> StoredCheckpoint:
+    """Agree on the attempt: rank 0 reads the manifest, since it may be replaced at any time."""
+
+    def decide(_: list[bytes]) -> bytes:
+        manifest, data = read_manifest(store)
+        StoredCheckpoint(store, manifest).check_files()
+        return data
+
+    data = round_of("open", bytes, decide)
+    return StoredCheckpoint(store, decode_manifest(data, f"{store.url}/{MANIFEST}"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Match:
-    view: StoredView
-    targets: list[LocalTensor]
-    wanted: list[Wanted]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-
-
-def _check_fit(checkpoint: StoredCheckpoint, view: StoredView, found: Sequence[LocalTensor]) -> None:
-    problems = []
-    for tensor in found:
-        dtype, shape = view.tensors[tensor.group, tensor.key]
-        if tuple(tensor.shape) != shape:
-            problems.append(f"{tensor.group}/{tensor.key} is {list(tensor.shape)}, stored {list(shape)}")
-        elif tensor.dtype != dtype:
-            problems.append(f"{tensor.group}/{tensor.key} is {tensor.dtype}, stored {dtype}")
-    if problems:
-        raise MismatchError(
-            f"{checkpoint.store.url}: {_named(problems)}; build the state with the shapes and dtypes it was saved with"
-        )
-
-
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMED])
-    return shown if len(names) <= _MAX_NAMED else f"{shown} and {len(names) - _MAX_NAMED} more"
+def _none_lost(lost: list[bytes]) -> bytes:
+    for rank, message in enumerate(lost):
+        if message:
+            raise CoordinationTimeout(
+                f"rank {rank} lost its connections to the ranks that it exchanges what they read with, though none of "
+                f"them failed ({message.decode()}); look at the network between them"
+            )
+    return b""
 
 
 def _nothing(_: list[bytes]) -> bytes:

@@ -1,14 +1,12 @@
 """Reading the overlap of wanted boxes and stored boxes, in whole verified pieces.
 
-Stored boxes are read in *chunks* of a few pieces. A chunk goes straight into its destination when its bytes lie
-there in the same order; otherwise into scratch memory, from where the parts that are wanted are copied.
+A piece whose bytes are wanted in one place and in the same order is read straight into it. Others are read into
+scratch memory, from where the parts that are wanted are copied. Pieces that follow each other are read together.
 """
 
 from __future__ import annotations
 
-import math
-import operator
-from collections import defaultdict
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -18,38 +16,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from checkpoint.boxes import Box, flat_boxes, intersect, runs_within, slices_within
-from checkpoint.engine.memory import Bytes, flat_bytes, is_flat
-from checkpoint.format.digest import PIECE_BYTES
-from checkpoint.format.dtypes import DTYPES
+from checkpoint.engine.memory import Bytes
+from checkpoint.engine.overlap import Ints
+from checkpoint.engine.views import Cut, Views, Wanted
+from checkpoint.format.codec import decode_piece
 from checkpoint.stored import StoredCheckpoint
 from storage.spans import span
 
-_CHUNK_BYTES: Final = 4 * PIECE_BYTES
+__all__ = ["PieceReader", "ReadStats", "Wanted", "read_boxes"]
+
+_CHUNK_BYTES: Final = 16 << 20
 _BATCH_BYTES: Final = 64 << 20
 _NUM_BATCHES: Final = 3  # at work at once: reading, verifying and copying overlap; bounds scratch memory
 
-# Without verification, gaps up to this size are read over rather than read around.
-_GAP_BYTES: Final = 64 << 10
-
-# Smaller chunks that follow each other in a file are read together.
+# Shorter stretches that follow each other in a file are read together, and then copied.
 _JOIN_BELOW: Final = 1 << 20
 _JOIN_BYTES: Final = 8 << 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Wanted:
-    """A box that this rank wants filled.
-
-    Attributes:
-        tensor_id: Stored tensor.
-        box: Which part of it.
-        view: Where it goes; of the stored dtype and of the box's lengths, on any device, any strides.
-    """
-
-    tensor_id: int
-    box: Box
-    view: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,73 +40,36 @@ class ReadStats:
 
     Attributes:
         num_bytes_read: Bytes read from payload files, headers not counted.
+        num_bytes_received: Bytes that other ranks read and handed on.
         num_bytes_wanted: Stored bytes that were asked for, each counted once.
     """
 
     num_bytes_read: int
+    num_bytes_received: int
     num_bytes_wanted: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Copy:
-    """A part of a stored box with its destination.
-
-    Attributes:
-        part: Common part of the stored and the wanted box, in the global tensor.
-        view: Destination of exactly that part.
-        run_start: If the part is one run of the stored box and the destination is flat host memory: where the run
-            begins in the stored box, bytes. Else None.
-    """
-
-    part: Box
-    view: torch.Tensor
-    run_start: int | None
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Chunk:
-    """A range of a stored box to be read.
-
-    Attributes:
-        row: The stored box.
-        box: The same, as a box of the global tensor.
-        begin: First byte in the stored box.
-        end: One past the last byte.
-        copies: Parts of the stored box that are wanted.
-    """
-
-    row: int
-    box: Box
-    begin: int
-    end: int
-    copies: Sequence[_Copy]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.end - self.begin
-
-    def destination(self) -> Bytes | None:
-        """Memory that wants exactly these bytes, if there is one such place and no other."""
-        if len(self.copies) != 1 or self.copies[0].run_start is None:
-            return None
-        start = self.begin - self.copies[0].run_start
-        memory = flat_bytes(self.copies[0].view)
-        return (
-            memory[start : start + self.num_bytes]
-            if start >= 0 and start + self.num_bytes <= len(memory)
-            else None
-        )
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
 class _Range:
-    """Chunks that follow each other in a file, and the memory they are read into (scratch if None)."""
+    """A range of a file to be read.
+
+    Attributes:
+        file_id: Which file.
+        begin: First byte.
+        end: One past the last byte.
+        pieces: The whole pieces that it consists of, in order; empty if it is not verified.
+        memory: Where the bytes are wanted as they are; None: in scratch memory.
+        moves: From scratch memory: bytes from, to, and where they are wanted.
+        cuts: From scratch memory: bytes from, to, and the elements that they are, of which parts are wanted.
+    """
 
     file_id: int
     begin: int
     end: int
-    chunks: list[_Chunk]
-    memory: Bytes | None
+    pieces: Sequence[int]
+    memory: Bytes | None = None
+    moves: Sequence[tuple[int, int, Bytes]] = ()
+    cuts: Sequence[tuple[int, int, Cut]] = ()
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -140,155 +85,289 @@ def read_boxes(checkpoint: StoredCheckpoint, wanted: Sequence[Wanted], *, verify
         checkpoint: Where from; its tilings have been checked.
         wanted: What; views must not overlap each other.
         verify: Read whole pieces and check their digests. Otherwise read only the bytes that are wanted (gaps up to
-            64 KiB excepted).
+            64 KiB, and compressed pieces, excepted).
 
     Raises:
         CorruptCheckpoint: A piece or header does not match its digest, or a file is too short; names file and
             tensor. The content of the views is then undefined.
         StorageError: Reading failed.
     """
-    copies = _copies_by_row(checkpoint, wanted)
-    if verify:
-        _check_headers(checkpoint, sorted({int(checkpoint.tables.boxes.file_id[row]) for row in copies}))
-    num_bytes_wanted = sum(_num_bytes_wanted(checkpoint, row, of_row) for row, of_row in copies.items())
-    num_bytes_read = 0
-    with ThreadPoolExecutor(_NUM_BATCHES, thread_name_prefix="checkpoint-read") as pool:
-        running: set[Future[None]] = set()
-        for batch in _batches(_ranges(checkpoint, copies, verify=verify)):
-            num_bytes_read += batch.num_bytes
-            if len(running) >= _NUM_BATCHES:
-                done, running = wait(running, return_when="FIRST_COMPLETED")
-                for one in done:
-                    one.result()
-            running.add(pool.submit(_do_batch, checkpoint, batch, verify=verify))
-        for one in wait(running, return_when=FIRST_EXCEPTION).done:
-            one.result()
-    return ReadStats(num_bytes_read=num_bytes_read, num_bytes_wanted=num_bytes_wanted)
-
-
-def _copies_by_row(checkpoint: StoredCheckpoint, wanted: Sequence[Wanted]) -> dict[int, list[_Copy]]:
-    """What is wanted of each stored box."""
-    tables = checkpoint.tables
-    copies: dict[int, list[_Copy]] = defaultdict(list)
-    for one in wanted:
-        offsets, lengths = tables.boxes.corners_of(one.tensor_id, len(one.box.lengths))
-        low = np.maximum(offsets, np.asarray(one.box.offsets, dtype=np.int64))
-        high = np.minimum(offsets + lengths, np.asarray(one.box.ends, dtype=np.int64))
-        first = tables.boxes.rows_of(one.tensor_id).start
-        itemsize = DTYPES[tables.tensors[one.tensor_id].dtype].itemsize
-        for index in np.flatnonzero((low < high).all(axis=1)).tolist():
-            stored = tables.boxes.box(first + index)
-            part = intersect(stored, one.box)
-            assert part is not None
-            view = one.view[slices_within(part, one.box)]
-            run_start = None
-            if is_flat(view):
-                starts, length = runs_within(part, stored)
-                if len(starts) == 1:
-                    assert length == part.num_elements
-                    run_start = int(starts[0]) * itemsize
-            copies[first + index].append(_Copy(part=part, view=view, run_start=run_start))
-    return copies
-
-
-def _num_bytes_wanted(checkpoint: StoredCheckpoint, row: int, copies: Sequence[_Copy]) -> int:
-    """Bytes of a stored box that are wanted at all; replicas inside one rank count once."""
-    distinct = {copy.part for copy in copies}
-    itemsize = copies[0].view.element_size()
-    return min(
-        sum(part.num_elements for part in distinct) * itemsize, int(checkpoint.tables.boxes.stored_bytes[row])
+    views = Views(checkpoint.tables, wanted)
+    reader = PieceReader(checkpoint, views, verify=verify)
+    reader.read_alone(np.zeros(0, dtype=np.int64))
+    return ReadStats(
+        num_bytes_read=reader.num_bytes_read,
+        num_bytes_received=0,
+        num_bytes_wanted=views.num_bytes_wanted(),
     )
 
 
-def _ranges(
-    checkpoint: StoredCheckpoint, copies: dict[int, list[_Copy]], *, verify: bool
-) -> Iterator[_Range]:
-    """What to read, in order of file and offset."""
-    boxes = checkpoint.tables.boxes
-    open_range: _Range | None = None
-    for row in sorted(copies, key=lambda one: (int(boxes.file_id[one]), int(boxes.byte_offset[one]))):
-        file_id, offset = int(boxes.file_id[row]), int(boxes.byte_offset[row])
-        stored = boxes.box(row)
-        needed = _needed(stored, copies[row], int(boxes.stored_bytes[row]), verify=verify)
-        for begin, end in _cut(needed):
-            chunk = _Chunk(row=row, box=stored, begin=begin, end=end, copies=copies[row])
-            if chunk.num_bytes >= _JOIN_BELOW:
-                if open_range is not None:
-                    yield open_range
-                    open_range = None
+class PieceReader:
+    """Reads pieces of one checkpoint into views; several threads may use it at once.
+
+    Attributes:
+        num_bytes_read: Bytes read from payload files so far, headers not counted.
+
+    Args:
+        checkpoint: Where from; its tilings have been checked.
+        views: Where to.
+        verify: Check digests.
+    """
+
+    def __init__(self, checkpoint: StoredCheckpoint, views: Views, *, verify: bool) -> None:
+        self._checkpoint = checkpoint
+        self._views = views
+        self._verify = verify
+        self._lock = threading.Lock()
+        self.num_bytes_read = 0
+
+    def read_alone(self, others: Ints) -> None:
+        """Fill what the views want of all pieces but some.
+
+        Args:
+            others: Pieces that somebody takes care of, ascending.
+
+        Raises:
+            CorruptCheckpoint: A piece or header does not match its digest, or a file is too short.
+            StorageError: Reading failed.
+        """
+        direct, scattered = self._views.split(others)
+        ranges = [*self._direct_ranges(*direct), *self._scattered_ranges(scattered)]
+        self.check_headers(np.concatenate([direct[0], scattered]))
+        with ThreadPoolExecutor(_NUM_BATCHES, thread_name_prefix="checkpoint-read") as pool:
+            running: set[Future[None]] = set()
+            for batch in _batches(ranges):
+                if len(running) >= _NUM_BATCHES:
+                    done, running = wait(running, return_when="FIRST_COMPLETED")
+                    for one in done:
+                        one.result()
+                running.add(pool.submit(self._do_batch, batch))
+            for one in wait(running, return_when=FIRST_EXCEPTION).done:
+                one.result()
+
+    def read_raw(self, runs: Sequence[tuple[int, int, int]], into: Sequence[Bytes | None]) -> list[Bytes]:
+        """Read runs of whole pieces, each as the elements they hold.
+
+        Args:
+            runs: Stored box, first piece, and one past the last piece.
+            into: Memory of each run's elements; None: fresh memory.
+
+        Raises:
+            CorruptCheckpoint, FormatError: A piece does not match its digest or cannot be decompressed.
+            StorageError: Reading failed.
+        """
+        boxes = self._checkpoint.tables.boxes
+        found, stored, ranges = [], [], []
+        for (row, first, end), memory in zip(runs, into, strict=True):
+            raw = _memory(boxes.raw_bytes_of(row, first, end)) if memory is None else memory
+            num_bytes = int(boxes.piece_bytes[first:end].sum())
+            found.append(raw)
+            stored.append(_memory(num_bytes) if boxes.compressed[row] else raw)
+            begin = int(boxes.piece_offset[first])
+            path = self._checkpoint.tables.files[int(boxes.file_id[row])].path
+            ranges.append((path, begin, begin + num_bytes))
+        self._read(ranges, stored)
+        for (row, first, end), raw, one in zip(runs, found, stored, strict=True):
+            if self._verify:
+                self._checkpoint.check_pieces(range(first, end), one.data)
+            if one is not raw:
+                self._decode(row, first, end, one, raw)
+        return found
+
+    def check_headers(self, pieces: Ints) -> None:
+        """If digests are checked, check the header of every file whose first piece is among some.
+
+        Of all ranks that read from a file only one then reads its header.
+        """
+        if not self._verify:
+            return
+        tables = self._checkpoint.tables
+        row = np.searchsorted(tables.boxes.piece_first, pieces, side="right") - 1
+        data_begin = np.asarray([file.header_bytes for file in tables.files], dtype=np.int64)
+        file_id = tables.boxes.file_id[row]
+        ids = file_id[tables.boxes.piece_offset[pieces] == data_begin[file_id]].tolist()
+        files = [tables.files[file_id] for file_id in ids]
+        headers = self._checkpoint.data.read_ranges([(file.path, 0, file.header_bytes) for file in files])
+        for one, header in zip(ids, headers, strict=True):
+            self._checkpoint.check_header(one, header)
+
+    def _direct_ranges(self, piece: Ints, wanted: Ints, begin: Ints) -> Iterator[_Range]:
+        """Ranges of pieces that are wanted as they are, at ``begin`` in the memory of ``wanted``."""
+        boxes = self._checkpoint.tables.boxes
+        file_id = boxes.file_id[np.searchsorted(boxes.piece_first, piece, side="right") - 1]
+        order = np.lexsort((boxes.piece_offset[piece], file_id))
+        piece, wanted, begin, file_id = piece[order], wanted[order], begin[order], file_id[order]
+        at, num_bytes = boxes.piece_offset[piece], boxes.piece_bytes[piece]
+        apart = _breaks(file_id) | _breaks(at, num_bytes)
+        # Stretches that lie without a gap in the file and in memory.
+        heads, stretch_ends = _stretches(apart | _breaks(wanted) | _breaks(begin, num_bytes))
+        stretch_bytes = np.add.reduceat(num_bytes, heads) if len(heads) else heads
+        is_long = stretch_bytes >= _JOIN_BELOW
+        for first, end in zip(heads[is_long].tolist(), stretch_ends[is_long].tolist(), strict=True):
+            for one, other in _cut(num_bytes[first:end], _CHUNK_BYTES):
+                part = slice(first + one, first + other)
+                length = int(num_bytes[part].sum())
+                start = int(begin[part.start])
                 yield _Range(
-                    file_id=file_id,
-                    begin=offset + begin,
-                    end=offset + end,
-                    chunks=[chunk],
-                    memory=chunk.destination(),
+                    file_id=int(file_id[part.start]),
+                    begin=int(at[part.start]),
+                    end=int(at[part.start]) + length,
+                    pieces=piece[part].tolist(),
+                    memory=self._views.memory(int(wanted[part.start]))[start : start + length],
                 )
-                continue
-            if open_range is not None and (
-                (open_range.file_id, open_range.end) != (file_id, offset + begin)
-                or offset + end - open_range.begin > _JOIN_BYTES
-            ):
-                yield open_range
-                open_range = None
-            if open_range is None:
-                open_range = _Range(file_id=file_id, begin=offset + begin, end=offset, chunks=[], memory=None)
-            open_range.chunks.append(chunk)
-            open_range.end = offset + end
-    if open_range is not None:
-        yield open_range
+        yield from self._joined_ranges(
+            piece,
+            at,
+            file_id,
+            wanted,
+            begin,
+            heads[~is_long],
+            stretch_ends[~is_long],
+            stretch_bytes[~is_long],
+        )
+
+    def _joined_ranges(
+        self,
+        piece: Ints,
+        at: Ints,
+        file_id: Ints,
+        wanted: Ints,
+        begin: Ints,
+        heads: Ints,
+        ends: Ints,
+        num_bytes: Ints,
+    ) -> Iterator[_Range]:
+        """Ranges of short stretches, from ``heads`` to ``ends`` among the pieces."""
+        firsts, lasts = _stretches(_breaks(file_id[heads]) | _breaks(at[heads], num_bytes))
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            for one, other in _cut(num_bytes[first:last], _JOIN_BYTES):
+                part = slice(first + one, first + other)
+                head = heads[part]
+                start = int(at[head[0]])
+                lows = (at[head] - start).tolist()
+                moves = []
+                for low, size, want, to in zip(
+                    lows, num_bytes[part].tolist(), wanted[head].tolist(), begin[head].tolist(), strict=True
+                ):
+                    moves.append((low, low + size, self._views.memory(want)[to : to + size]))
+                yield _Range(
+                    file_id=int(file_id[head[0]]),
+                    begin=start,
+                    end=start + int(num_bytes[part].sum()),
+                    pieces=piece[head[0] : ends[part][-1]].tolist(),
+                    moves=moves,
+                )
+
+    def _scattered_ranges(self, piece: Ints) -> Iterator[_Range]:
+        """Ranges of pieces of which several parts are wanted, or parts that lie otherwise in memory."""
+        boxes = self._checkpoint.tables.boxes
+        row = np.searchsorted(boxes.piece_first, piece, side="right") - 1
+        order = np.lexsort((boxes.piece_offset[piece], boxes.file_id[row]))
+        piece, row = piece[order], row[order]
+        file_id, at, num_bytes = boxes.file_id[row], boxes.piece_offset[piece], boxes.piece_bytes[piece]
+        firsts, lasts = _stretches(_breaks(row) | (np.diff(piece, prepend=-2) != 1))
+        cuts: list[tuple[int, int, Cut]] = []
+        joined: list[int] = []
+        begin = end = 0
+        where = -1
+
+        def close() -> Iterator[_Range]:
+            nonlocal cuts, joined
+            if cuts:
+                yield _Range(
+                    file_id=where, begin=begin, end=end, pieces=joined if self._verify else (), cuts=cuts
+                )
+            cuts, joined = [], []
+
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            for one, other in _cut(num_bytes[first:last], _CHUNK_BYTES):
+                pieces = range(int(piece[first + one]), int(piece[first + other - 1]) + 1)
+                base = int(at[first + one])
+                for cut, low, high in self._cuts(int(row[first]), pieces):
+                    if (where, end) != (int(file_id[first]), base + low) or base + high - begin > _JOIN_BYTES:
+                        yield from close()
+                        where, begin = int(file_id[first]), base + low
+                    cuts.append((base + low - begin, base + high - begin, cut))
+                    joined += pieces
+                    end = base + high
+        yield from close()
+
+    def _cuts(self, row: int, pieces: range) -> Iterator[tuple[Cut, int, int]]:
+        """What to read of a run of pieces: elements, and the stored bytes from the first piece's on."""
+        boxes = self._checkpoint.tables.boxes
+        cut = self._views.cut(row, pieces.start, pieces.stop)
+        if self._verify or boxes.compressed[row]:
+            yield cut, 0, int(boxes.piece_bytes[pieces.start : pieces.stop].sum())
+            return
+        for begin, end in self._views.exact_ranges(cut):
+            yield cut.narrowed(begin, end), begin - cut.begin, end - cut.begin
+
+    def _do_batch(self, batch: _Batch) -> None:
+        files = self._checkpoint.tables.files
+        buffers = [_memory(one.end - one.begin) if one.memory is None else one.memory for one in batch.ranges]
+        self._read([(files[one.file_id].path, one.begin, one.end) for one in batch.ranges], buffers)
+        url = self._checkpoint.data.url
+        if self._verify:
+            with span("checkpoint.verify", path=url, num_bytes=batch.num_bytes):
+                for one, buffer in zip(batch.ranges, buffers, strict=True):
+                    self._checkpoint.check_pieces(one.pieces, buffer.data)
+        with span("checkpoint.copy", path=url, num_bytes=batch.num_bytes), torch.no_grad():
+            for one, buffer in zip(batch.ranges, buffers, strict=True):
+                for begin, end, target in one.moves:
+                    target[:] = buffer[begin:end]
+                for begin, end, cut in one.cuts:
+                    self._views.fill(cut, self._elements(cut, buffer[begin:end]))
+
+    def _elements(self, cut: Cut, stored: Bytes) -> Bytes:
+        boxes = self._checkpoint.tables.boxes
+        if not boxes.compressed[cut.row]:
+            return stored
+        raw = _memory(cut.end - cut.begin)
+        size = boxes.raw_piece_bytes(cut.row)
+        first = int(boxes.piece_first[cut.row]) + cut.begin // size
+        self._decode(cut.row, first, first + -(-(cut.end - cut.begin) // size), stored, raw)
+        return raw
+
+    def _decode(self, row: int, first: int, end: int, stored: Bytes, raw: Bytes) -> None:
+        boxes = self._checkpoint.tables.boxes
+        size = boxes.raw_piece_bytes(row)
+        itemsize = self._views.itemsize(row)
+        where = f"{self._checkpoint.data.url}: {self._checkpoint.tensor_of(row)}"
+        at = 0
+        for index, num_bytes in enumerate(boxes.piece_bytes[first:end].tolist()):
+            piece = raw[index * size : (index + 1) * size]
+            decode_piece(stored[at : at + num_bytes].data, itemsize, piece, where)
+            at += num_bytes
+
+    def _read(self, ranges: Sequence[tuple[str, int, int]], buffers: Sequence[Bytes]) -> None:
+        num_bytes = sum(end - begin for _, begin, end in ranges)
+        with self._lock:
+            self.num_bytes_read += num_bytes
+        with span("checkpoint.read", path=self._checkpoint.data.url, num_bytes=num_bytes):
+            self._checkpoint.data.read_ranges(ranges, into=[buffer.data for buffer in buffers])
 
 
-def _needed(stored: Box, copies: Sequence[_Copy], num_bytes: int, *, verify: bool) -> list[tuple[int, int]]:
-    """Byte ranges of a stored box to read, ascending and apart."""
-    itemsize = copies[0].view.element_size()
-    # A gap shorter than a piece holds no whole piece, so a verified read covers it anyway.
-    gap = (PIECE_BYTES - 1 if verify else _GAP_BYTES) // itemsize
-    ranges = []
-    for part in {copy.part for copy in copies}:
-        for begin, end in _runs(part, stored, gap):
-            begin, end = begin * itemsize, end * itemsize
-            if verify:
-                begin = begin // PIECE_BYTES * PIECE_BYTES
-                end = min(-(-end // PIECE_BYTES) * PIECE_BYTES, num_bytes)
-            ranges.append((begin, end))
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
+def _breaks(values: Ints, steps: Ints | None = None) -> npt.NDArray[np.bool_]:
+    """Whether each value is not the one before it plus its step (no step: is another one); so is the first."""
+    breaks = np.ones(len(values), dtype=np.bool_)
+    breaks[1:] = values[1:] != (values[:-1] if steps is None else values[:-1] + steps[:-1])
+    return breaks
 
 
-def _runs(part: Box, stored: Box, gap: int) -> list[tuple[int, int]]:
-    """Runs of elements of ``part`` in the row-major image of ``stored``, those at most ``gap`` apart as one."""
-    start, length, stride = 0, 1, 1
-    outer: list[npt.NDArray[np.int64]] = []
-    for dim in reversed(range(len(stored.lengths))):
-        start += (part.offsets[dim] - stored.offsets[dim]) * stride
-        steps = part.lengths[dim]
-        if steps > 1:
-            if not outer and stride - length <= gap:
-                length += (steps - 1) * stride
-            else:
-                outer.append(np.arange(steps, dtype=np.int64) * stride)
-        stride *= stored.lengths[dim]
-    starts = np.full(1, start, dtype=np.int64)
-    for steps_of_dim in reversed(outer):
-        starts = (starts[:, None] + steps_of_dim[None, :]).reshape(-1)
-    return [(begin, begin + length) for begin in starts.tolist()]
+def _stretches(breaks: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Where each stretch without a break begins, and one past where it ends."""
+    heads = np.flatnonzero(breaks)
+    return heads, np.append(heads, len(breaks))[1:]
 
 
-def _cut(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Cut ranges at multiples of the chunk size, which are piece boundaries."""
-    for begin, end in ranges:
-        while begin < end:
-            cut = min(end, (begin // _CHUNK_BYTES + 1) * _CHUNK_BYTES)
-            yield begin, cut
-            begin = cut
+def _cut(num_bytes: Ints, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut consecutive sizes into stretches of about ``max_bytes``: index of the first, and one past the last."""
+    before = np.cumsum(num_bytes) - num_bytes
+    heads, ends = _stretches(_breaks(before // max_bytes))
+    yield from zip(heads.tolist(), ends.tolist(), strict=True)
 
 
-def _batches(ranges: Iterator[_Range]) -> Iterator[_Batch]:
+def _batches(ranges: Sequence[_Range]) -> Iterator[_Batch]:
     batch = _Batch()
     for one in ranges:
         num_bytes = one.end - one.begin
@@ -301,72 +380,5 @@ def _batches(ranges: Iterator[_Range]) -> Iterator[_Batch]:
         yield batch
 
 
-def _do_batch(checkpoint: StoredCheckpoint, batch: _Batch, *, verify: bool) -> None:
-    files = checkpoint.tables.files
-    buffers = [
-        np.empty(one.end - one.begin, dtype=np.uint8) if one.memory is None else one.memory
-        for one in batch.ranges
-    ]
-    with span("checkpoint.read", path=checkpoint.data.url, num_bytes=batch.num_bytes):
-        checkpoint.data.read_ranges(
-            [(files[one.file_id].path, one.begin, one.end) for one in batch.ranges],
-            into=[one.data for one in buffers],
-        )
-    if verify:
-        with span("checkpoint.verify", path=checkpoint.data.url, num_bytes=batch.num_bytes):
-            for one, buffer in zip(batch.ranges, buffers, strict=True):
-                for chunk, memory in _chunks_of(one, buffer):
-                    checkpoint.check_pieces(chunk.row, chunk.begin, memory.data)
-    with span("checkpoint.copy", path=checkpoint.data.url, num_bytes=batch.num_bytes):
-        for one, buffer in zip(batch.ranges, buffers, strict=True):
-            if one.memory is None:
-                for chunk, memory in _chunks_of(one, buffer):
-                    _copy_out(chunk, memory)
-
-
-def _chunks_of(one: _Range, buffer: Bytes) -> Iterator[tuple[_Chunk, Bytes]]:
-    start = 0
-    for chunk in one.chunks:
-        yield chunk, buffer[start : start + chunk.num_bytes]
-        start += chunk.num_bytes
-
-
-def _copy_out(chunk: _Chunk, memory: Bytes) -> None:
-    """Copy what is wanted of a chunk from scratch memory."""
-    strides = [math.prod(chunk.box.lengths[dim + 1 :]) for dim in range(len(chunk.box.lengths))]
-    dtype = chunk.copies[0].view.dtype
-    elements = torch.from_numpy(memory).view(dtype)
-    first = chunk.begin // dtype.itemsize
-    pieces = flat_range_boxes(chunk.box, first, first + elements.numel())
-    for copy in chunk.copies:
-        for piece in pieces:
-            part = intersect(piece, copy.part)
-            if part is None:
-                continue
-            offset = sum(
-                (at - base) * stride
-                for at, base, stride in zip(part.offsets, chunk.box.offsets, strides, strict=True)
-            )
-            source = elements.as_strided(part.lengths, strides, offset - first)
-            copy.view[slices_within(part, copy.part)].copy_(source)
-
-
-def flat_range_boxes(box: Box, begin: int, end: int) -> list[Box]:
-    """Cut a range of the row-major image of a box into boxes, at most ``2 * ndim - 1`` of them.
-
-    Args:
-        box: The box.
-        begin: First element of the range.
-        end: One past the last element, at most the box's number of elements.
-    """
-    return [
-        Box(tuple(map(operator.add, box.offsets, piece.offsets)), piece.lengths)
-        for piece in flat_boxes(box.lengths, begin, end)
-    ]
-
-
-def _check_headers(checkpoint: StoredCheckpoint, file_ids: Sequence[int]) -> None:
-    files = [checkpoint.tables.files[file_id] for file_id in file_ids]
-    headers = checkpoint.data.read_ranges([(file.path, 0, file.header_bytes) for file in files])
-    for file_id, header in zip(file_ids, headers, strict=True):
-        checkpoint.check_header(file_id, header)
+def _memory(num_bytes: int) -> Bytes:
+    return np.empty(num_bytes, dtype=np.uint8)

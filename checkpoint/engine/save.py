@@ -13,27 +13,26 @@ import logging
 import queue
 import threading
 import time
-import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
+import torch
 
-from checkpoint.engine.commit import Attempt, already_committed, commit, encode_vote
+from checkpoint.engine.commit import Attempt, commit
 from checkpoint.engine.coordination import Coordinator
-from checkpoint.engine.memory import Bytes
-from checkpoint.engine.staging import StagingPool
-from checkpoint.engine.write import FileLayout, lay_out, stage, staging_bytes, write_files
-from checkpoint.errors import AsyncSaveFailed, ObjectsDiffer, RanksFailed
-from checkpoint.format.digest import digest_hex
-from checkpoint.format.manifest import MANIFEST
-from checkpoint.format.objects import decode_objects, encode_objects, first_difference
+from checkpoint.engine.files import FileLayout, views_of
+from checkpoint.engine.metadata import TableEncoder
+from checkpoint.engine.options import SaveOptions
+from checkpoint.engine.planning import SavePlanner
+from checkpoint.engine.staging import StagingPool, stage, staging_bytes
+from checkpoint.engine.votes import encode_vote
+from checkpoint.engine.write import Live, Source, Staged, write_files
+from checkpoint.errors import AsyncSaveFailed, RanksFailed
 from checkpoint.frameworks.values import CapturedState
 from checkpoint.handle import SaveHandle, SaveReport
-from checkpoint.planner import Plan, describe, make_plan
 from storage import Store
 from storage.errors import StorageError
 from storage.spans import span
@@ -45,22 +44,8 @@ _LINGER_S: Final = 10.0
 
 _EXIT_WAIT_S: Final = 60.0
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SaveOptions:
-    """How to save; equal on all ranks.
-
-    Attributes:
-        step: Step number for the manifest.
-        overwrite: Replace a checkpoint that is committed at the place.
-        timeout_s: Longest wait for other ranks, in each stage.
-        user_metadata: JSON-able values for the manifest.
-    """
-
-    step: int | None
-    overwrite: bool
-    timeout_s: float
-    user_metadata: Mapping[str, object]
+# Of the time-out, the part in which writing in the background leaves the cores to training; then it takes its share.
+_PATIENCE: Final = 0.25
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,11 +58,12 @@ class _Job:
     name: str
     attempt: Attempt
     layouts: list[FileLayout]
+    views: list[list[torch.Tensor]]
     rank_objects: Mapping[str, object]
-    plan: Plan | None  # on rank 0
+    tables: TableEncoder | None  # on rank 0
     objects: bytes
     on_commit: Callable[[], None] | None
-    images: list[Bytes] | None = None  # None: straight from the tensors
+    sources: list[Source] = field(default_factory=list)  # where the bytes come from, once it is known
     failure: BaseException | None = None  # what happened before the background part
     done: Callable[[], None] = lambda: None
 
@@ -92,7 +78,7 @@ class Saver:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._background = coordinator.fork()
-        self._run_id = uuid.uuid4().hex
+        self._planner = SavePlanner(coordinator)
         self._pool = StagingPool()
         self._in_flight: list[SaveHandle] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -127,12 +113,14 @@ class Saver:
             job = self._plan(name, store, capture, options, on_commit)
         if background:
             self._stage(job)
+            job.views = []
             self._in_flight = [one for one in self._in_flight if not one.done() or one.unseen_failure]
             self._in_flight.append(job.handle)
             self._start()
             self._jobs.put(job)
         else:
-            _finish(job, self._coordinator)
+            job.sources = [Live(*one) for one in zip(job.layouts, job.views, strict=True)]
+            _finish(job, self._coordinator, background=False)
         return job.handle
 
     def wait(self, timeout_s: float) -> None:
@@ -159,64 +147,32 @@ class Saver:
         options: SaveOptions,
         on_commit: Callable[[], None] | None,
     ) -> _Job:
-        captured: CapturedState | None = None
-        encoded: dict[str, bytes] = {}
-        plan: Plan | None = None
-
-        def local() -> bytes:
-            nonlocal captured
+        def checked_capture() -> CapturedState:
             self._raise_unseen()
-            captured = capture()
-            for group, tree in captured.objects.items():
-                encoded[group] = encode_objects(tree, group)
-            digests = {group: digest_hex(data) for group, data in encoded.items()}
-            # Whatever shapes the outcome must be the same everywhere, so it takes part in the vote.
-            vote = {
-                "objects": digests,
-                "url": store.url,
-                "step": options.step,
-                "overwrite": options.overwrite,
-            }
-            return _pack(vote, describe(captured.tensors))
-
-        def decide(messages: list[bytes]) -> list[bytes]:
-            nonlocal plan
-            votes, rows = zip(*map(_unpack, messages), strict=True)
-            differing = _differing(votes)
-            if differing is not None:
-                return [_pack({"differ": differing}, b"")] * len(messages)
-            if not options.overwrite and store.exists(MANIFEST):
-                raise already_committed(store)
-            plan = make_plan(rows)
-            header = {"attempt": uuid.uuid4().hex, "run_id": self._run_id}
-            return [_pack(header, plan.positions_of(rank).tobytes()) for rank in range(len(messages))]
+            return capture()
 
         try:
-            answer = self._coordinator.round(name, "plan", local, decide, timeout_s=options.timeout_s)
+            planned = self._planner.plan(name, store, checked_capture, options)
         except Exception as error:
             self._note_seen(error, options.timeout_s)
             raise
-        assert captured is not None
-        header, payload = _unpack(answer)
-        if "differ" in header:
-            self._raise_difference(name, header["differ"], encoded, options)
-        positions = np.frombuffer(payload, dtype=np.int64)
         return _Job(
             store=store,
             options=options,
             handle=SaveHandle(store.url),
-            name=header["attempt"],
+            name=planned.attempt,
             attempt=Attempt(
-                attempt=header["attempt"],
-                run_id=header["run_id"],
+                attempt=planned.attempt,
+                run_id=planned.run_id,
                 step=options.step,
                 overwrite=options.overwrite,
                 user_metadata=options.user_metadata,
             ),
-            layouts=lay_out(self._coordinator.rank, captured.tensors, positions),
-            rank_objects=captured.rank_objects,
-            plan=plan,
-            objects=encode_objects(captured.objects, "state"),
+            layouts=planned.layouts,
+            views=views_of(planned.layouts, planned.captured.tensors),
+            rank_objects=planned.captured.rank_objects,
+            tables=planned.tables,
+            objects=planned.objects,
             on_commit=on_commit,
         )
 
@@ -238,28 +194,14 @@ class Saver:
                 handle.mark_seen()
             self._in_flight.clear()
 
-    def _raise_difference(
-        self, name: str, groups: list[str], encoded: Mapping[str, bytes], options: SaveOptions
-    ) -> None:
-        """Find out together which path of the global objects differs, and raise it."""
-
-        def local() -> bytes:
-            return json.dumps(
-                {group: encoded[group].decode() for group in groups if group in encoded}
-            ).encode()
-
-        def decide(messages: list[bytes]) -> bytes:
-            raise _objects_differ([json.loads(message) for message in messages], groups)
-
-        self._coordinator.round(name, "objects", local, decide, timeout_s=options.timeout_s)
-
     def _stage(self, job: _Job) -> None:
         """Copy what the job writes; a failure is told to the other ranks by the background part."""
         try:
             with span("checkpoint.stage", path=job.store.url):
                 buffer = self._pool.take(staging_bytes(job.layouts), job.options.timeout_s)
                 job.done = partial(self._pool.give_back, buffer)
-                job.images = stage(job.layouts, buffer)
+                images = stage(job.layouts, job.views, buffer)
+                job.sources = [Staged(*one) for one in zip(job.layouts, images, strict=True)]
         except Exception as error:
             job.failure = error
 
@@ -301,13 +243,13 @@ threading._register_atexit(_at_exit)  # type: ignore[attr-defined]
 def _run(jobs: queue.SimpleQueue[_Job | None], coordinator: Coordinator) -> None:
     while (job := jobs.get()) is not None:
         try:
-            _finish(job, coordinator)
+            _finish(job, coordinator, background=True)
         except BaseException as error:
             job.handle.resolve(error)
         del job  # an idle thread holds on to nothing
 
 
-def _finish(job: _Job, coordinator: Coordinator) -> None:
+def _finish(job: _Job, coordinator: Coordinator, *, background: bool) -> None:
     """Write, vote, commit; resolves the handle or raises."""
 
     def local() -> bytes:
@@ -315,10 +257,15 @@ def _finish(job: _Job, coordinator: Coordinator) -> None:
             if job.failure is not None:
                 raise job.failure
             data = job.store.sub(job.attempt.data_dir)
-            written = write_files(data, job.layouts, job.images)
+            written = write_files(
+                data,
+                job.layouts,
+                job.sources,
+                patience_s=job.options.timeout_s * _PATIENCE if background else None,
+            )
             return encode_vote(written, job.rank_objects)
         finally:
-            job.images = None
+            job.sources = []
             job.done()
 
     voted = False
@@ -326,13 +273,13 @@ def _finish(job: _Job, coordinator: Coordinator) -> None:
     def decide(votes: list[bytes]) -> bytes:
         nonlocal voted
         voted = True
-        assert job.plan is not None
-        num_bytes = commit(job.store, job.attempt, job.plan, job.objects, votes)
+        assert job.tables is not None
+        num_bytes = commit(job.store, job.attempt, job.tables, job.objects, votes)
         report = SaveReport(
             url=job.store.url,
             step=job.options.step,
             attempt=job.attempt.attempt,
-            num_tensors=len(job.plan.tensors),
+            num_tensors=len(job.tables.plan.tensors),
             num_bytes=num_bytes,
         )
         return json.dumps(asdict(report)).encode()
@@ -360,49 +307,3 @@ def _clean_up(job: _Job) -> None:
         job.store.delete_tree(job.attempt.data_dir)
     except StorageError as error:
         _logger.warning("left over from a failed save: %s", error)
-
-
-def _differing(votes: Sequence[dict[str, Any]]) -> list[str] | None:
-    """Groups whose objects are not equal on all ranks; None if all are.
-
-    Raises:
-        ObjectsDiffer: The ranks were called with different arguments.
-    """
-    first = votes[0]
-    for rank, vote in enumerate(votes):
-        for name in ("url", "step", "overwrite"):
-            if vote[name] != first[name]:
-                raise ObjectsDiffer(
-                    f"save was called with {name}={vote[name]!r} on rank {rank} but {first[name]!r} on rank 0; "
-                    "all ranks must save the same thing to the same place"
-                )
-    objects = [vote["objects"] for vote in votes]
-    groups = sorted({group for one in objects for group in one})
-    differing = [group for group in groups if len({one.get(group) for one in objects}) > 1]
-    return differing or None
-
-
-def _objects_differ(trees: list[dict[str, str]], groups: list[str]) -> ObjectsDiffer:
-    for group in groups:
-        for rank, tree in enumerate(trees):
-            if (group in tree) != (group in trees[0]):
-                holders = [one for one, other in enumerate(trees) if group in other]
-                return ObjectsDiffer(f"state key {group!r} is on ranks {holders} only; pass it on all ranks")
-            if tree.get(group) == trees[0].get(group):
-                continue
-            left, right = (decode_objects(one[group].encode(), group) for one in (trees[0], tree))
-            path = first_difference(left, right, group)
-            return ObjectsDiffer(
-                f"{path}: differs between rank 0 and rank {rank}; what is not a tensor must be equal on all ranks"
-            )
-    raise AssertionError("equal objects have equal digests")
-
-
-def _pack(header: Mapping[str, object], payload: bytes) -> bytes:
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + payload
-
-
-def _unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
-    end = 8 + int.from_bytes(message[:8], "little")
-    return json.loads(message[8:end]), message[end:]

@@ -1,20 +1,26 @@
 """Host memory that asynchronous saves copy into, kept for the next save.
 
-A buffer is the byte image of the payload files of one save. Page faults cost more than the copy itself, so buffers
-are reused; two of them allow one save to be staged while the previous one is still being written.
+A buffer is the byte image of the payload files of one save, without headers and before compression. Page faults cost
+more than the copy itself, so buffers are reused; two of them allow one save to be staged while the previous one is
+still being written.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
+from checkpoint.engine.files import FileLayout
+from checkpoint.engine.memory import Bytes, copy_into, flat_bytes, is_flat
 from checkpoint.errors import CoordinationTimeout
 
 _MAX_BUFFERS: Final = 2
+_FILE_ALIGN: Final = 4096
 
 
 class StagingPool:
@@ -22,7 +28,7 @@ class StagingPool:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._free: list[torch.Tensor] = []
+        self._free: list[torch.Tensor] = []  # by size
         self._num_taken = 0
 
     def take(self, num_bytes: int, timeout_s: float) -> torch.Tensor:
@@ -44,6 +50,7 @@ class StagingPool:
         if buffer is None or buffer.numel() < num_bytes:
             del buffer  # freed before the larger one is allocated
             try:
+                # Not in huge pages: to find them the kernel may first move others about, for seconds.
                 return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
             except BaseException:
                 self._forget()
@@ -54,6 +61,7 @@ class StagingPool:
         """Return a buffer that nothing reads any more."""
         with self._changed:
             self._free.append(buffer)
+            self._free.sort(key=torch.Tensor.numel)
             self._num_taken -= 1
             self._changed.notify()
 
@@ -61,3 +69,53 @@ class StagingPool:
         with self._changed:
             self._num_taken -= 1
             self._changed.notify()
+
+
+def staging_bytes(layouts: Sequence[FileLayout]) -> int:
+    """Bytes of staging memory that :func:`stage` needs."""
+    return sum(_aligned(layout.image_bytes) for layout in layouts)
+
+
+def stage(
+    layouts: Sequence[FileLayout], views: Sequence[Sequence[torch.Tensor]], buffer: torch.Tensor
+) -> list[Bytes]:
+    """Copy the data of payload files into staging memory.
+
+    When this returns the tensors may change.
+
+    Args:
+        layouts: The files.
+        views: The tensor memory of each entry of each file.
+        buffer: uint8 host memory of at least :func:`staging_bytes`.
+
+    Returns:
+        The image of each file without its header, before compression; uint8, in ``buffer``.
+    """
+    images = []
+    flat: list[tuple[Bytes, Bytes]] = []
+    on_device = False
+    start = 0
+    for layout, of_file in zip(layouts, views, strict=True):
+        memory = buffer[start : start + layout.image_bytes]
+        image = flat_bytes(memory)
+        ends = (layout.image_offsets + layout.raw_bytes).tolist()
+        for begin, end, view in zip(layout.image_offsets.tolist(), ends, of_file, strict=True):
+            if is_flat(view):
+                flat.append((image[begin:end], flat_bytes(view)))
+            else:
+                copy_into(memory[begin:end], view, non_blocking=True)
+                on_device |= view.device.type == "cuda"
+        images.append(image)
+        start += _aligned(layout.image_bytes)
+    # In a loop that does nothing else: code between two copies of megabytes finds none of itself in the cache. By this
+    # thread alone: PyTorch's copy spreads over its OpenMP threads, and waits for all of them while training keeps the
+    # cores busy.
+    for destination, source in flat:
+        np.copyto(destination, source)
+    if on_device:
+        torch.cuda.synchronize()
+    return images
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _FILE_ALIGN) * _FILE_ALIGN

@@ -1,285 +1,262 @@
-"""Writing one rank's payload files, digesting the bytes on their way."""
+"""Writing one rank's payload files: bytes are digested, and if asked for compressed, on their way to storage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Final
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
-from checkpoint.boxes import Box
+from checkpoint.engine.files import FileLayout
 from checkpoint.engine.memory import Bytes, copy_into, flat_bytes, is_flat
+from checkpoint.engine.yielding import Yielding
+from checkpoint.format.codec import CODEC_NONE, RAW_PIECE_BYTES, encode_piece
 from checkpoint.format.digest import PIECE_BYTES, digest64
-from checkpoint.format.dtypes import DTYPES
-from checkpoint.format.payload import (
-    HEADER_ALIGN,
-    MAX_ENTRIES,
-    Entry,
-    encode_header,
-    entry_name,
-    file_name,
-    header_room,
-)
-from checkpoint.frameworks.values import LocalTensor
-from checkpoint.planner import dtype_name, local_boxes
-from storage import Store
+from checkpoint.format.payload import encode_header
+from storage import Store, Writer
+from storage.paths import is_local
 from storage.spans import span
 
-# Smaller boxes are gathered before they are written, larger ones are written from where they are.
-_GATHER_BELOW: Final = 1 << 20
-_GATHER_BYTES: Final = 4 << 20
+# Bytes that are digested, compressed and written at once: of one large box, or of small ones together. What is small
+# where boxes have to be copied for that is less than where they lie side by side. A small box is a single piece.
 _WRITE_BYTES: Final = 4 << 20
+_SMALL_BYTES: Final = 1 << 20
+_SMALL_LIVE_BYTES: Final = 128 << 10
+assert _WRITE_BYTES % RAW_PIECE_BYTES == _WRITE_BYTES % PIECE_BYTES == 0, "writes are of whole pieces"
+assert min(RAW_PIECE_BYTES, PIECE_BYTES) >= _SMALL_BYTES
 
+_MAX_WRITERS: Final = 4
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FileLayout:
-    """One payload file of one rank, before it is written.
-
-    Attributes:
-        group: Top-level name in the state.
-        index: Number among the rank's files of that group.
-        name: File name.
-        header_bytes: Reserved for the header.
-        entries: What it holds, in order.
-        views: The tensor memory of each entry.
-        positions: Which of the rank's boxes each entry is, in the order the rank described them; int64.
-        num_bytes: Size of the file, header included.
-    """
-
-    group: str
-    index: int
-    name: str
-    header_bytes: int
-    entries: tuple[Entry, ...]
-    views: tuple[torch.Tensor, ...]
-    positions: npt.NDArray[np.int64]
-    num_bytes: int
-
-    @property
-    def data_bytes(self) -> int:
-        """Size of the file without its header."""
-        return self.num_bytes - self.header_bytes
+_Run: TypeAlias = Callable[[Callable[[], None]], None]
+"""Makes a call, on whatever thread, and waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WrittenFile:
-    """One payload file after it was written.
+    """One payload file after it was written; n entries.
 
     Attributes:
         layout: What was written.
+        num_bytes: Size of the file, header included.
         header_xxh3: xxh3-64 of the header.
-        digests: xxh3-64 of the pieces of each entry.
+        byte_offset: Where the stored bytes of each entry begin in the file; int64 ``[n]``.
+        stored_bytes: Stored bytes of each entry; int64 ``[n]``.
+        piece_counts: Pieces of each entry; int64 ``[n]``.
+        piece_bytes: Stored size of each piece, entry after entry; int64.
+        digests: xxh3-64 of each piece, likewise; uint64.
     """
 
     layout: FileLayout
+    num_bytes: int
     header_xxh3: int
-    digests: list[list[int]]
+    byte_offset: npt.NDArray[np.int64]
+    stored_bytes: npt.NDArray[np.int64]
+    piece_counts: npt.NDArray[np.int64]
+    piece_bytes: npt.NDArray[np.int64]
+    digests: npt.NDArray[np.uint64]
 
 
-def lay_out(rank: int, tensors: Sequence[LocalTensor], positions: npt.NDArray[np.int64]) -> list[FileLayout]:
-    """Place the boxes that a rank is to write in payload files.
+class Source(Protocol):
+    """Where the raw bytes of a file's boxes come from: staging memory, or the tensors themselves."""
 
-    Args:
-        rank: Who writes.
-        tensors: What it described to the planner.
-        positions: Which of its boxes to write, from the plan.
-    """
-    boxes = list(local_boxes(tensors))
+    @property
+    def small_bytes(self) -> int:
+        """Boxes below this are read together."""
+        ...
 
-    def order(position: int) -> tuple[str, int, str, tuple[int, ...]]:
-        tensor, box, _ = boxes[position]
-        return tensor.group, -tensor.dtype.itemsize, tensor.key, box.offsets
-
-    layouts = []
-    for group, members in groupby(sorted(positions.tolist(), key=order), lambda one: boxes[one][0].group):
-        chosen = list(members)
-        for index, start in enumerate(range(0, len(chosen), MAX_ENTRIES)):
-            part = chosen[start : start + MAX_ENTRIES]
-            layouts.append(_lay_out_file(group, rank, index, [boxes[one] for one in part], part))
-    return layouts
+    def read(self, first: int, stop: int) -> Bytes:
+        """The boxes ``first`` to ``stop``, all of one codec, one after the other; valid until the next call."""
+        ...
 
 
-def _lay_out_file(
-    group: str,
-    rank: int,
-    index: int,
-    boxes: Sequence[tuple[LocalTensor, Box, torch.Tensor]],
-    positions: Sequence[int],
-) -> FileLayout:
-    names = [entry_name(tensor.key, tensor.shape, box) for tensor, box, _ in boxes]
-    header_bytes = header_room(
-        (name, len(box.lengths)) for name, (_, box, _) in zip(names, boxes, strict=True)
-    )
-    entries = []
-    offset = header_bytes
-    for name, (tensor, box, _) in zip(names, boxes, strict=True):
-        dtype = DTYPES[dtype_name(tensor.dtype, tensor.key)]
-        num_bytes = box.num_elements * dtype.itemsize
-        entries.append(
-            Entry(name=name, dtype=dtype, lengths=box.lengths, byte_offset=offset, num_bytes=num_bytes)
-        )
-        offset += num_bytes
-    return FileLayout(
-        group=group,
-        index=index,
-        name=file_name(group, rank, index),
-        header_bytes=header_bytes,
-        entries=tuple(entries),
-        views=tuple(view for _, _, view in boxes),
-        positions=np.asarray(positions, dtype=np.int64),
-        num_bytes=offset,
-    )
-
-
-def staging_bytes(layouts: Sequence[FileLayout]) -> int:
-    """Bytes of staging memory that :func:`stage` needs."""
-    return sum(_aligned(layout.data_bytes) for layout in layouts)
-
-
-def stage(layouts: Sequence[FileLayout], buffer: torch.Tensor) -> list[Bytes]:
-    """Copy the data of payload files into staging memory.
-
-    When this returns the tensors may change.
+class Staged:
+    """Boxes from the byte image of a file.
 
     Args:
-        layouts: The files.
-        buffer: uint8 host memory of at least :func:`staging_bytes`.
-
-    Returns:
-        The image of each file without its header, uint8, in ``buffer``.
+        layout: The file.
+        image: Its image, from ``stage``.
     """
-    images = []
-    start = 0
-    on_device = False
-    for layout in layouts:
-        for entry, view in zip(layout.entries, layout.views, strict=True):
-            begin = start + entry.byte_offset - layout.header_bytes
-            copy_into(buffer[begin : begin + entry.num_bytes], view, non_blocking=True)
-            on_device |= view.device.type == "cuda"
-        images.append(flat_bytes(buffer[start : start + layout.data_bytes]))
-        start += _aligned(layout.data_bytes)
-    if on_device:
-        torch.cuda.synchronize()
-    return images
+
+    small_bytes = _SMALL_BYTES
+
+    def __init__(self, layout: FileLayout, image: Bytes) -> None:
+        self._begins = layout.image_offsets
+        self._ends = layout.image_offsets + layout.raw_bytes
+        self._image = image
+
+    def read(self, first: int, stop: int) -> Bytes:
+        """See :class:`Source`."""
+        return self._image[int(self._begins[first]) : int(self._ends[stop - 1])]
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // HEADER_ALIGN) * HEADER_ALIGN
+class Live:
+    """Boxes straight from the tensors, which must not change meanwhile.
 
-
-def live_blocks(layout: FileLayout) -> Iterator[Bytes]:
-    """The data of a file straight from the tensors, which must not change meanwhile.
-
-    Each block is to be used up before the next one is asked for.
+    Args:
+        layout: The file.
+        views: The tensor memory of each entry.
     """
-    gathered = torch.empty(min(layout.data_bytes, _GATHER_BYTES), dtype=torch.uint8)
-    held = 0
-    for entry, view in zip(layout.entries, layout.views, strict=True):
-        if entry.num_bytes >= _GATHER_BELOW:
-            if held:
-                yield flat_bytes(gathered[:held])
-                held = 0
-            yield flat_bytes(view if is_flat(view) else _host_copy(view))
-            continue
-        if held + entry.num_bytes > gathered.numel():
-            yield flat_bytes(gathered[:held])
-            held = 0
-        # A box of wider elements never follows one of narrower ones, so this is aligned.
-        copy_into(gathered[held : held + entry.num_bytes], view)
-        held += entry.num_bytes
-    if held:
-        yield flat_bytes(gathered[:held])
 
+    small_bytes = _SMALL_LIVE_BYTES
 
-def _host_copy(view: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty(view.shape, dtype=view.dtype)
-    return copy.copy_(view)
+    def __init__(self, layout: FileLayout, views: Sequence[torch.Tensor]) -> None:
+        self._raw_bytes = layout.raw_bytes.tolist()
+        self._views = views
+        # All at once: code that runs between two writes of megabytes finds none of itself in the cache.
+        self._flat = [flat_bytes(view) if is_flat(view) else None for view in views]
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def read(self, first: int, stop: int) -> Bytes:
+        """See :class:`Source`."""
+        flat = self._flat[first]
+        if stop - first == 1 and flat is not None:
+            return flat
+        views, sizes = self._views[first:stop], self._raw_bytes[first:stop]
+        total = sum(sizes)
+        if total > self._scratch.numel():
+            self._scratch = torch.empty(max(total, _WRITE_BYTES), dtype=torch.uint8)
+        begin = 0
+        for view, num_bytes in zip(views, sizes, strict=True):
+            # A box of wider elements never follows one of narrower ones, so this is aligned.
+            copy_into(self._scratch[begin : begin + num_bytes], view)
+            begin += num_bytes
+        return flat_bytes(self._scratch[:total])
 
 
 def write_files(
-    store: Store, layouts: Sequence[FileLayout], images: Sequence[Bytes] | None
+    store: Store,
+    layouts: Sequence[FileLayout],
+    sources: Sequence[Source],
+    *,
+    patience_s: float | None = None,
 ) -> list[WrittenFile]:
     """Write payload files, each of which appears whole, and durable, or not at all.
 
     Args:
         store: Directory of the attempt.
         layouts: The files.
-        images: Their data, from :func:`stage`; None takes it from the tensors, which must not change meanwhile.
+        sources: Their bytes.
+        patience_s: In the background: write one file after the other, and leave the cores to training for so long
+            (local files only: clients of remote storage have threads of their own). None writes several files at once.
 
     Raises:
         StorageError: One could not be written.
     """
-    # Digesting beside writing hides it: both read the same bytes at about the same time, and let go of the GIL.
-    with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest") as digester:
-        return [
-            _write_file(store, layout, live_blocks(layout) if images is None else [images[index]], digester)
-            for index, layout in enumerate(layouts)
-        ]
+    files = list(zip(layouts, sources, strict=True))
+    if patience_s is None:
+        with ThreadPoolExecutor(_MAX_WRITERS, thread_name_prefix="checkpoint-write") as pool:
+            writing = [pool.submit(_write_file, store, *file, _at_once) for file in files]
+            try:
+                return [one.result() for one in writing]
+            finally:
+                for one in writing:
+                    one.cancel()  # after an error: what has not begun
+    if not is_local(store.url):
+        return [_write_file(store, *file, _at_once) for file in files]
+    with Yielding(patience_s) as yielding:
+        return [_write_file(store, *file, yielding.run) for file in files]
 
 
-def _write_file(store: Store, layout: FileLayout, blocks: Iterable[Bytes], digester: Executor) -> WrittenFile:
-    hasher = _PieceHasher([entry.num_bytes for entry in layout.entries])
+def _at_once(call: Callable[[], None]) -> None:
+    call()
+
+
+def _write_file(store: Store, layout: FileLayout, source: Source, run: _Run) -> WrittenFile:
+    record = _Record(len(layout.entries))
     with (
-        span("checkpoint.write", path=layout.name, num_bytes=layout.num_bytes),
+        span("checkpoint.write", path=layout.name, num_bytes=layout.image_bytes),
         store.writer(layout.name, header_bytes=layout.header_bytes) as writer,
     ):
-        for block in blocks:
-            digested = digester.submit(_digest, hasher, block.data, layout.name)
-            try:
-                for begin in range(0, len(block), _WRITE_BYTES):
-                    writer.write(block[begin : begin + _WRITE_BYTES].data)
-            finally:
-                digested.result()  # also after an error: the block may be reused only when nobody reads it
-        header = encode_header(layout.entries, layout.header_bytes)
+        for first, stop in _runs(layout, source.small_bytes):
+            data = source.read(first, stop).data
+            for start in range(0, len(data), _WRITE_BYTES):
+                block = data[start : start + _WRITE_BYTES]
+                run(partial(_write_block, writer, layout, first, stop, block, record))
+        stored_bytes = np.asarray(record.stored_bytes, dtype=np.int64)
+        ends = np.cumsum(stored_bytes)
+        header = encode_header(layout.entries, ends.tolist(), layout.header_bytes)
         writer.set_header(header)
-        assert writer.num_bytes == layout.num_bytes
-    return WrittenFile(layout=layout, header_xxh3=digest64(header), digests=hasher.digests())
+        assert writer.num_bytes == layout.header_bytes + ends[-1]
+    return WrittenFile(
+        layout=layout,
+        num_bytes=writer.num_bytes,
+        header_xxh3=digest64(header),
+        byte_offset=layout.header_bytes + ends - stored_bytes,
+        stored_bytes=stored_bytes,
+        piece_counts=np.asarray(record.piece_counts, dtype=np.int64),
+        piece_bytes=np.asarray(record.piece_bytes, dtype=np.int64),
+        digests=np.asarray(record.digests, dtype=np.uint64),
+    )
 
 
-def _digest(hasher: _PieceHasher, block: memoryview, path: str) -> None:
-    with span("checkpoint.digest", path=path, num_bytes=len(block)):
-        hasher.update(block)
+def _write_block(
+    writer: Writer, layout: FileLayout, first: int, stop: int, block: memoryview, record: _Record
+) -> None:
+    compressed = layout.entries[first].codec != CODEC_NONE
+    frames = []
+    # Digested right before it is written, while it is in the cache: another thread would read it from memory again.
+    with span(
+        "checkpoint.compress" if compressed else "checkpoint.digest", path=layout.name, num_bytes=len(block)
+    ):
+        for box, piece in _pieces(layout, first, stop, block):
+            if compressed:
+                frame = encode_piece(piece, layout.entries[box].dtype.itemsize)
+                frames.append(frame)
+                record.add(box, frame)
+            else:
+                record.add(box, piece)
+    writer.write(b"".join(frames) if compressed else block)
 
 
-class _PieceHasher:
-    """Digests of the pieces of boxes that follow each other in a stream cut anywhere."""
+def _pieces(layout: FileLayout, first: int, stop: int, block: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """The pieces of a block, each with the box it is of: small boxes are one piece, a large one is alone."""
+    if stop - first == 1:
+        piece_bytes = PIECE_BYTES if layout.entries[first].codec == CODEC_NONE else RAW_PIECE_BYTES
+        for begin in range(0, len(block), piece_bytes):
+            yield first, block[begin : begin + piece_bytes]
+        return
+    begin = 0
+    for box, num_bytes in enumerate(layout.raw_bytes[first:stop].tolist(), start=first):
+        yield box, block[begin : begin + num_bytes]
+        begin += num_bytes
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self._digests: list[list[int]] = [[] for _ in sizes]
-        self._box = 0
-        self._left_in_box = sizes[0]
-        self._left_in_piece = self._piece_bytes = min(PIECE_BYTES, self._left_in_box)
-        self._partial = xxhash.xxh3_64()
 
-    def update(self, data: memoryview) -> None:
-        begin = 0
-        while begin < len(data):
-            part = data[begin : begin + self._left_in_piece]
-            begin += len(part)
-            if len(part) == self._piece_bytes:
-                self._end_piece(digest64(part))  # three times as fast as a streaming digest
-                continue
-            self._partial.update(part)
-            self._left_in_piece -= len(part)
-            if not self._left_in_piece:
-                self._end_piece(self._partial.intdigest())
-                self._partial.reset()
+class _Record:
+    """Sizes and digests of what was stored of each box."""
 
-    def _end_piece(self, digest: int) -> None:
-        self._digests[self._box].append(digest)
-        self._left_in_box -= self._piece_bytes
-        if not self._left_in_box:
-            self._box += 1
-            self._left_in_box = self._sizes[self._box] if self._box < len(self._sizes) else 0
-        self._left_in_piece = self._piece_bytes = min(PIECE_BYTES, self._left_in_box)
+    def __init__(self, num_entries: int) -> None:
+        self.piece_counts = [0] * num_entries
+        self.stored_bytes = [0] * num_entries
+        self.piece_bytes: list[int] = []
+        self.digests: list[int] = []
 
-    def digests(self) -> list[list[int]]:
-        assert self._box == len(self._sizes), "the stream ended early"
-        return self._digests
+    def add(self, box: int, stored: memoryview | bytes) -> None:
+        self.piece_counts[box] += 1
+        self.stored_bytes[box] += len(stored)
+        self.piece_bytes.append(len(stored))
+        self.digests.append(digest64(stored))
+
+
+def _runs(layout: FileLayout, small_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut a file into runs of boxes ``first`` to ``stop``: a large box alone, or small ones of one codec."""
+    first, held = 0, 0
+    sizes = layout.raw_bytes.tolist()
+    for index, num_bytes in enumerate(sizes):
+        if held and (
+            num_bytes >= small_bytes
+            or held + num_bytes > _WRITE_BYTES
+            or layout.entries[index].codec != layout.entries[first].codec
+        ):
+            yield first, index
+            first, held = index, 0
+        held += num_bytes
+        if num_bytes >= small_bytes:
+            yield first, index + 1
+            first, held = index + 1, 0
+    if held:
+        yield first, len(sizes)

@@ -6,116 +6,50 @@ Boxes are columns (numpy); only tensors and files, of which there are few, are o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from checkpoint.boxes import Box, check_tiling
-from checkpoint.errors import FormatError, TilingError, UnsupportedVersion
-from checkpoint.format.digest import PIECE_BYTES
+from checkpoint.errors import FormatError, TilingError
+from checkpoint.format.box_table import BoxTable, box_table
+from checkpoint.format.codec import CODEC_NONE
 from checkpoint.format.dtypes import dtype_of
 from checkpoint.format.payload import HEADER_ALIGN, MAX_HEADER_BYTES, is_file_name
-from checkpoint.format.tables import decode_table
+from checkpoint.format.rows import FileRow, TensorRow
+from checkpoint.tiling import find_untiled
 
-CODEC_NONE: Final = "none"
+__all__ = [
+    "CODEC_NONE",
+    "BoxTable",
+    "Catalog",
+    "FileRow",
+    "Tables",
+    "TensorRow",
+    "decode_boxes",
+    "decode_catalog",
+]
 
 _MAX_DIMS: Final = 64
 _INT64_MAX: Final = (1 << 63) - 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorRow:
-    """A stored global tensor.
-
-    Attributes:
-        group: Top-level name in the state.
-        key: Name inside the group.
-        dtype: Name of the element type.
-        shape: Global shape.
-        num_bytes: Size of all its elements, bytes.
-    """
-
-    group: str
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileRow:
-    """A payload file.
-
-    Attributes:
-        path: Name inside the attempt's directory.
-        num_bytes: Size of the file, header included.
-        header_bytes: Where the data starts.
-        header_xxh3: xxh3-64 of the header.
-    """
-
-    path: str
-    num_bytes: int
-    header_bytes: int
-    header_xxh3: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BoxTable:
-    """All stored boxes, sorted by tensor, then by offset; one row each, n rows.
+class Catalog:
+    """Tensors and files, without the boxes.
 
     Attributes:
-        first: Rows of tensor ``i`` are ``first[i]`` to ``first[i + 1]``; int64 ``[num_tensors + 1]``.
-        corner_first: Where the offsets (and lengths) of a row begin in the flat columns; int64 ``[n + 1]``.
-        offsets: First index in each dimension, all rows one after the other; int64.
-        lengths: Extent in each dimension, likewise; int64.
-        file_id: Row of the file table; int64 ``[n]``.
-        byte_offset: First stored byte in the file; int64 ``[n]``.
-        stored_bytes: Stored bytes; int64 ``[n]``.
-        digest_first: Where the digests of a row begin in ``digests``; int64 ``[n + 1]``.
-        digests: xxh3-64 of every piece; uint64.
-        entries: Name in the payload file; Arrow strings ``[n]``.
+        tensors: Global tensors, sorted by (group, key); the index is the tensor id.
+        box_counts: In how many boxes each tensor is stored; int64 ``[num_tensors]``.
+        files: Payload files; the index is the file id.
     """
 
-    first: npt.NDArray[np.int64]
-    corner_first: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    file_id: npt.NDArray[np.int64]
-    byte_offset: npt.NDArray[np.int64]
-    stored_bytes: npt.NDArray[np.int64]
-    digest_first: npt.NDArray[np.int64]
-    digests: npt.NDArray[np.uint64]
-    entries: pa.Array
-
-    def rows_of(self, tensor_id: int) -> range:
-        """Rows that tile one tensor."""
-        return range(int(self.first[tensor_id]), int(self.first[tensor_id + 1]))
-
-    def corners_of(
-        self, tensor_id: int, num_dims: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Offsets and lengths of the boxes of one tensor, int64 ``[num_boxes, num_dims]`` each."""
-        rows = self.rows_of(tensor_id)
-        part = slice(int(self.corner_first[rows.start]), int(self.corner_first[rows.stop]))
-        shape = (len(rows), num_dims)
-        return self.offsets[part].reshape(shape), self.lengths[part].reshape(shape)
-
-    def box(self, row: int) -> Box:
-        """The box of one row."""
-        part = slice(int(self.corner_first[row]), int(self.corner_first[row + 1]))
-        return Box(tuple(self.offsets[part].tolist()), tuple(self.lengths[part].tolist()))
-
-    def tensor_id(self, row: int) -> int:
-        """Tensor that one row belongs to."""
-        return int(np.searchsorted(self.first, row, side="right")) - 1
-
-    def digests_of(self, row: int) -> npt.NDArray[np.uint64]:
-        """Digests of the pieces of one row, in order."""
-        return self.digests[int(self.digest_first[row]) : int(self.digest_first[row + 1])]
+    tensors: Sequence[TensorRow]
+    box_counts: npt.NDArray[np.int64]
+    files: Sequence[FileRow]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -124,7 +58,7 @@ class Tables:
 
     Attributes:
         tensors: Global tensors, sorted by (group, key); the index is the tensor id.
-        boxes: How they are cut and where the parts lie.
+        boxes: How they, or those of them that were asked for, are cut, and where the parts lie.
         files: Payload files; the index is the file id.
     """
 
@@ -138,35 +72,70 @@ class Tables:
         Raises:
             TilingError: They do not; names the tensor.
         """
-        tensor = self.tensors[tensor_id]
-        offsets, lengths = self.boxes.corners_of(tensor_id, len(tensor.shape))
-        if len(offsets) == 1 and not offsets.any() and tuple(lengths[0].tolist()) == tensor.shape:
-            return
-        try:
-            check_tiling(tensor.shape, offsets, lengths)
-        except TilingError as error:
+        self.check_tilings([tensor_id])
+
+    def check_tilings(self, tensor_ids: Iterable[int]) -> None:
+        """Check that the boxes of some tensors tile each of them.
+
+        Raises:
+            TilingError: Those of one do not; names it.
+        """
+        ids = np.asarray(sorted(tensor_ids), dtype=np.int64)
+        shapes = [self.tensors[tensor_id].shape for tensor_id in ids.tolist()]
+        counts = self.boxes.first[ids + 1] - self.boxes.first[ids]
+        first = np.concatenate([[0], np.cumsum(counts)])
+        rows = np.arange(int(first[-1])) + np.repeat(self.boxes.first[ids] - first[:-1], counts)
+        offsets, lengths = self.boxes.padded_corners(rows, max(map(len, shapes), default=0))
+        found = find_untiled(shapes, first, offsets.T, lengths.T)
+        if found is not None:
+            index, error = found
+            tensor = self.tensors[int(ids[index])]
             raise TilingError(f"{tensor.group}/{tensor.key}: {error}") from None
 
 
-def decode_tables(read: Callable[[str], bytes], where: str) -> Tables:
-    """Read and cross-check the four tables of a checkpoint.
+def decode_catalog(tensors: pa.Table, files: pa.Table, where: str) -> Catalog:
+    """Check ``tensors.parquet`` and ``files.parquet``.
 
     Args:
-        read: Gives the verified bytes of a metadata file by name.
-        where: Directory of the tables, for messages.
+        tensors: The one table.
+        files: The other.
+        where: Their directory, for messages.
 
     Raises:
-        FormatError: Any table is malformed, or they contradict each other or themselves.
+        FormatError: A row is malformed or contradicts itself.
+    """
+    rows, box_counts = _tensor_rows(tensors, f"{where}/tensors.parquet")
+    return Catalog(tensors=rows, box_counts=box_counts, files=_file_rows(files, f"{where}/files.parquet"))
+
+
+def decode_boxes(
+    catalog: Catalog,
+    shards: pa.Table,
+    stored: pa.Table,
+    where: str,
+    *,
+    only: npt.NDArray[np.int64] | None = None,
+) -> Tables:
+    """Check the tables of boxes and join them to tensors and files.
+
+    Args:
+        catalog: Tensors and files.
+        shards: ``shards.parquet``, or the rows of some tensors.
+        stored: The same rows of ``stored.parquet``.
+        where: Their directory, for messages.
+        only: Ids of the tensors that the rows are of, ascending; None: of all.
+
+    Raises:
+        FormatError: The tables contradict each other or themselves.
         UnsupportedVersion: A codec this release does not know.
     """
-
-    def table(name: str) -> pa.Table:
-        return decode_table(name, read(name), f"{where}/{name}")
-
-    tensors, box_counts = _tensor_rows(table("tensors.parquet"), f"{where}/tensors.parquet")
-    files = _file_rows(table("files.parquet"), f"{where}/files.parquet")
-    boxes = _box_table(table("shards.parquet"), table("stored.parquet"), tensors, box_counts, files, where)
-    return Tables(tensors=tensors, boxes=boxes, files=files)
+    num_rows = catalog.box_counts
+    if only is not None:
+        num_rows = np.zeros_like(num_rows)
+        num_rows[only] = catalog.box_counts[only]
+    boxes = box_table(shards, stored, catalog.tensors, num_rows, where)
+    _check_places(boxes, catalog.files, where, all_boxes=only is None)
+    return Tables(tensors=catalog.tensors, boxes=boxes, files=catalog.files)
 
 
 def _tensor_rows(table: pa.Table, where: str) -> tuple[list[TensorRow], npt.NDArray[np.int64]]:
@@ -181,7 +150,7 @@ def _tensor_rows(table: pa.Table, where: str) -> tuple[list[TensorRow], npt.NDAr
     for group, key, dtype, shape, num_bytes, box_count in zip(*columns, strict=True):
         name = f"{where}: {group}/{key}"
         if len(shape) > _MAX_DIMS or any(length < 0 for length in shape):
-            raise FormatError(f"{name}: impossible shape {shape}")
+            raise FormatError(f"{name}: impossible shape {str(shape)[:100]}")
         # Exact integers: a product that would overflow is an absurd shape, not a small one.
         if num_bytes != math.prod(shape) * dtype_of(dtype, name).itemsize or num_bytes > _INT64_MAX:
             raise FormatError(f"{name}: {num_bytes} bytes do not add up with shape {shape} of {dtype}")
@@ -219,112 +188,28 @@ def _file_rows(table: pa.Table, where: str) -> list[FileRow]:
     return rows
 
 
-def _box_table(
-    shards: pa.Table,
-    stored: pa.Table,
-    tensors: Sequence[TensorRow],
-    box_counts: npt.NDArray[np.int64],
-    files: Sequence[FileRow],
-    where: str,
-) -> BoxTable:
-    num_boxes = shards.num_rows
-    if stored.num_rows != num_boxes:
-        raise FormatError(f"{where}: {num_boxes} rows in shards.parquet, {stored.num_rows} in stored.parquet")
-    tensor_id = _ints(shards, "tensor_id")
-    if int(box_counts.sum()) != num_boxes or not np.array_equal(
-        tensor_id, np.repeat(np.arange(len(tensors)), box_counts)
-    ):
-        raise FormatError(
-            f"{where}/shards.parquet: rows do not follow the tensors and box counts of tensors.parquet"
-        )
-    file_id = _ints(stored, "file_id")
-    if not np.array_equal(file_id, _ints(shards, "file_id")):
-        raise FormatError(f"{where}: shards.parquet and stored.parquet disagree about files")
-    if num_boxes and not (file_id.min() >= 0 and file_id.max() < len(files)):
+def _check_places(boxes: BoxTable, files: Sequence[FileRow], where: str, *, all_boxes: bool) -> None:
+    """The boxes of each file lie in its data, apart; all of them together without holes."""
+    if len(boxes.file_id) and not (boxes.file_id.min() >= 0 and boxes.file_id.max() < len(files)):
         raise FormatError(f"{where}/shards.parquet: a file_id that files.parquet lacks")
-    codecs = set(stored.column("codec").unique().to_pylist())
-    if not codecs <= {CODEC_NONE}:
-        raise UnsupportedVersion(
-            f"{where}/stored.parquet: codec {sorted(codecs - {CODEC_NONE})[0]!r} is not known to this release; "
-            "use a newer one to read it"
-        )
-
-    offsets, corner_first = _lists(shards, "offsets")
-    lengths, length_first = _lists(shards, "lengths")
-    num_dims = np.asarray([len(tensor.shape) for tensor in tensors], dtype=np.int64)[tensor_id]
-    expected = np.concatenate([[0], np.cumsum(num_dims)])
-    if not (np.array_equal(corner_first, expected) and np.array_equal(length_first, expected)):
-        raise FormatError(f"{where}/shards.parquet: a box has not as many dimensions as its tensor")
-    digests, digest_first = _lists(stored, "xxh3")
-    boxes = BoxTable(
-        first=np.concatenate([[0], np.cumsum(box_counts)]).astype(np.int64),
-        corner_first=corner_first,
-        offsets=offsets,
-        lengths=lengths,
-        file_id=file_id,
-        byte_offset=_ints(stored, "byte_offset"),
-        stored_bytes=_ints(stored, "stored_bytes"),
-        digest_first=digest_first,
-        digests=digests,
-        entries=shards.column("entry").combine_chunks(),
-    )
-    _check_sizes(boxes, tensors, tensor_id, where)
-    _check_places(boxes, files, where)
-    return boxes
-
-
-def _check_sizes(
-    boxes: BoxTable, tensors: Sequence[TensorRow], tensor_id: npt.NDArray[np.int64], where: str
-) -> None:
-    """Each box is aligned, holds its elements' bytes, and has one digest for each piece."""
-    if not len(tensor_id):
-        return
-    itemsize = np.asarray([dtype_of(t.dtype, where).itemsize for t in tensors], dtype=np.int64)[tensor_id]
-    ends = np.concatenate([[0], np.cumsum(boxes.lengths > 0)])  # all lengths positive, counted per row
-    positive = ends[boxes.corner_first[1:]] - ends[boxes.corner_first[:-1]] == np.diff(boxes.corner_first)
-    # In floating point first: a product beyond 2⁶³ is found, not wrapped. 0-d boxes have one element.
-    logs = np.concatenate([[0.0], np.cumsum(np.log2(np.maximum(boxes.lengths, 1)))])
-    small = logs[boxes.corner_first[1:]] - logs[boxes.corner_first[:-1]] < 58
-    lengths = np.append(boxes.lengths, 1)  # reduceat wants every start inside the array
-    elements = np.multiply.reduceat(lengths, boxes.corner_first[:-1])
-    elements = np.where(np.diff(boxes.corner_first) == 0, 1, elements)
-    fits = positive & small & (elements * itemsize == boxes.stored_bytes)
-    fits &= boxes.byte_offset % itemsize == 0
-    fits &= np.diff(boxes.digest_first) == -(-boxes.stored_bytes // PIECE_BYTES)
-    if not fits.all():
-        row = int(np.argmin(fits))
-        tensor = tensors[int(tensor_id[row])]
-        raise FormatError(
-            f"{where}/stored.parquet: {tensor.group}/{tensor.key}: {int(boxes.stored_bytes[row])} bytes at "
-            f"{int(boxes.byte_offset[row])} with {len(boxes.digests_of(row))} digests do not add up with a box "
-            f"of lengths {list(boxes.box(row).lengths)} of {tensor.dtype}"
-        )
-
-
-def _check_places(boxes: BoxTable, files: Sequence[FileRow], where: str) -> None:
-    """The boxes of each file follow each other from the end of its header to its end."""
+    data_begin = np.asarray([file.header_bytes for file in files], dtype=np.int64)
+    data_end = np.asarray([file.num_bytes for file in files], dtype=np.int64)
     order = np.lexsort((boxes.byte_offset, boxes.file_id))
     file_id = boxes.file_id[order]
-    begin = boxes.byte_offset[order]
-    end = begin + boxes.stored_bytes[order]
-    starts = np.searchsorted(file_id, np.arange(len(files) + 1))
-    for index, file in enumerate(files):
-        part = slice(int(starts[index]), int(starts[index + 1]))
-        edges = np.concatenate([[file.header_bytes], end[part]])
-        if not (np.array_equal(edges[:-1], begin[part]) and int(edges[-1]) == file.num_bytes):
-            raise FormatError(
-                f"{where}/stored.parquet: boxes in {file.path} leave holes, overlap or leave the file"
-            )
-
-
-def _ints(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    return np.asarray(table.column(name).to_numpy(), dtype=np.int64)
-
-
-def _lists(table: pa.Table, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """A list column as its flat values and where each row begins in them."""
-    column = table.column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
-    first = column.offsets.to_numpy().astype(np.int64)
-    return column.values.to_numpy()[first[0] : first[-1]], first - first[0]
+    begin, num_bytes = boxes.byte_offset[order], boxes.stored_bytes[order]
+    # By subtraction: offset + size of a hostile box may overflow.
+    room = data_end[file_id] - begin
+    inside = (begin >= data_begin[file_id]) & (num_bytes <= room)
+    end = np.where(inside, begin + num_bytes, 0)
+    starts_file = np.diff(file_id, prepend=-1) != 0
+    free_from = np.where(starts_file, data_begin[file_id], np.concatenate([[0], end[:-1]]))
+    fits = inside & (begin == free_from if all_boxes else begin >= free_from)
+    wrong = file_id[~fits]
+    if all_boxes:
+        reached = data_begin.copy()
+        reached[file_id] = end  # of several boxes of one file the last one stays
+        wrong = np.concatenate([wrong, np.flatnonzero(reached != data_end)])
+    if len(wrong):
+        raise FormatError(
+            f"{where}/stored.parquet: boxes in {files[int(wrong.min())].path} leave holes, overlap or leave the file"
+        )

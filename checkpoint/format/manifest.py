@@ -44,10 +44,24 @@ class MetadataFile:
     Attributes:
         num_bytes: Size of the file.
         xxh3: xxh3-64 of the file, 16 hex digits.
+        footer_bytes: Size of the footer, if a part of the file may be read and verified by itself.
+        footer_xxh3: xxh3-64 of the footer, 16 hex digits.
     """
 
     num_bytes: int
     xxh3: str
+    footer_bytes: int | None = None
+    footer_xxh3: str | None = None
+
+    @classmethod
+    def of(cls, data: bytes, footer: bytes | None = None) -> MetadataFile:
+        """Vouch for a file, and for its footer if there is one."""
+        return cls(
+            num_bytes=len(data),
+            xxh3=digest_hex(data),
+            footer_bytes=None if footer is None else len(footer),
+            footer_xxh3=None if footer is None else digest_hex(footer),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +109,16 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "created": manifest.created,
         "writer": dict(manifest.writer),
         "files": {
-            name: {"bytes": file.num_bytes, "xxh3": file.xxh3} for name, file in manifest.files.items()
+            name: {
+                "bytes": file.num_bytes,
+                "xxh3": file.xxh3,
+                **(
+                    {}
+                    if file.footer_bytes is None
+                    else {"footer_bytes": file.footer_bytes, "footer_xxh3": file.footer_xxh3}
+                ),
+            }
+            for name, file in manifest.files.items()
         },
         "replaces": manifest.replaces,
         "user_metadata": json.loads(encode_objects(dict(manifest.user_metadata), "user_metadata")),
@@ -160,7 +183,14 @@ def _decode(document: dict[str, Any]) -> Manifest:
             raise ValueError(f"size of {name} is {num_bytes!r}, allowed are 0 to {_MAX_METADATA_BYTES} bytes")
         if not isinstance(digest, str):
             raise TypeError(f"digest of {name} is not a string")
-        files[name] = MetadataFile(num_bytes=num_bytes, xxh3=digest)
+        footer = [document["files"][name].get(one) for one in ("footer_bytes", "footer_xxh3")]
+        if footer != [None, None] and not (
+            type(footer[0]) is int and 0 <= footer[0] <= num_bytes and isinstance(footer[1], str)
+        ):
+            raise ValueError(f"footer of {name} is {footer[0]!r} bytes with digest {footer[1]!r}")
+        files[name] = MetadataFile(
+            num_bytes=num_bytes, xxh3=digest, footer_bytes=footer[0], footer_xxh3=footer[1]
+        )
     return Manifest(
         attempt=document["attempt"],
         run_id=document["run_id"],
@@ -211,10 +241,8 @@ def read_metadata(store: Store, manifest: Manifest, name: str) -> bytes:
     path = f"{manifest.data_dir}/{name}"
     where = f"{store.url}/{path}"
     expected = manifest.files[name]
+    check_size(store, path, expected.num_bytes)
     try:
-        num_bytes = store.stat(path).size  # looked at first: a huge file is never read
-        if num_bytes != expected.num_bytes:
-            raise CorruptCheckpoint(f"{where}: {num_bytes} bytes, the manifest says {expected.num_bytes}")
         data = store.read(path)
     except NotFound:
         raise CorruptCheckpoint(f"{where}: missing, but named by the manifest") from None
@@ -223,3 +251,17 @@ def read_metadata(store: Store, manifest: Manifest, name: str) -> bytes:
             f"{where}: digest does not match the manifest; the file was changed after the commit"
         )
     return data
+
+
+def check_size(store: Store, path: str, num_bytes: int) -> None:
+    """Check that a metadata file is as large as the manifest says, before anything of it is read.
+
+    Raises:
+        CorruptCheckpoint: It is missing, or has another size.
+    """
+    try:
+        found = store.stat(path).size
+    except NotFound:
+        raise CorruptCheckpoint(f"{store.url}/{path}: missing, but named by the manifest") from None
+    if found != num_bytes:
+        raise CorruptCheckpoint(f"{store.url}/{path}: {found} bytes, the manifest says {num_bytes}")

@@ -1,4 +1,4 @@
-"""Payload files: safetensors with a reserved header, boxes by falling element size, no holes.
+"""Payload files: safetensors with a reserved header, boxes by falling element size, compressed ones last, no holes.
 
 Offsets in the tables count from the start of the file; those in the safetensors header count, as that format
 wants it, from the end of the header.
@@ -7,6 +7,7 @@ wants it, from the end of the header.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from checkpoint.boxes import Box
 from checkpoint.errors import FormatError, StateError
+from checkpoint.format.codec import CODEC_NONE
 from checkpoint.format.dtypes import DType
 
 HEADER_ALIGN: Final = 4096
@@ -72,21 +74,24 @@ def entry_name(key: str, shape: Sequence[int], box: Box) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A box with its place in a payload file.
+    """A box in a payload file.
 
     Attributes:
         name: See :func:`entry_name`.
         dtype: Element type.
         lengths: Extent of the box, elements.
-        byte_offset: First byte in the file.
-        num_bytes: Stored bytes.
+        codec: How its bytes are stored.
     """
 
     name: str
     dtype: DType
     lengths: tuple[int, ...]
-    byte_offset: int
-    num_bytes: int
+    codec: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its elements, bytes."""
+        return math.prod(self.lengths) * self.dtype.itemsize
 
 
 def header_room(names: Iterable[tuple[str, int]]) -> int:
@@ -100,17 +105,24 @@ def header_room(names: Iterable[tuple[str, int]]) -> int:
     return -(-worst // HEADER_ALIGN) * HEADER_ALIGN
 
 
-def encode_header(entries: Sequence[Entry], header_bytes: int) -> bytes:
-    """The header of a payload file, padded with spaces to ``header_bytes``."""
+def encode_header(entries: Sequence[Entry], ends: Sequence[int], header_bytes: int) -> bytes:
+    """The header of a payload file, padded with spaces to ``header_bytes``.
+
+    Args:
+        entries: The boxes, in the order of their bytes, which follow each other without holes.
+        ends: Where the stored bytes of each end, counted from the end of the header.
+        header_bytes: Reserved by :func:`header_room`.
+    """
     document: dict[str, Any] = {"__metadata__": _METADATA}
-    for entry in entries:
-        native = entry.dtype.safetensors
-        begin = entry.byte_offset - header_bytes
+    begin = 0
+    for entry, end in zip(entries, ends, strict=True):
+        native = entry.dtype.safetensors if entry.codec == CODEC_NONE else None
         document[entry.name] = {
             "dtype": native or "U8",
-            "shape": list(entry.lengths) if native else [entry.num_bytes],
-            "data_offsets": [begin, begin + entry.num_bytes],
+            "shape": list(entry.lengths) if native else [end - begin],
+            "data_offsets": [begin, end],
         }
+        begin = end
     text = json.dumps(document, separators=(",", ":")).encode()
     assert len(text) + 8 <= header_bytes, "header_room is too small"
     return struct.pack("<Q", header_bytes - 8) + text.ljust(header_bytes - 8)

@@ -45,14 +45,11 @@ class Model:
     Attributes:
         jobs: The jobs.
         before: What was committed there before, oldest first, each having replaced the one before it.
-        keeps_replaced: Whether what was replaced last must stay complete for its readers. (Nobody promises that to
-            three jobs that overwrite each other at the same time.)
         change: Changes the program of a rank, to see that what is wrong is found.
     """
 
     jobs: Sequence[Job]
     before: Sequence[Job] = ()
-    keeps_replaced: bool = True
     change: Callable[[Program], Program] = lambda program: program
     _seats: list[tuple[Job, int, Program]] = field(init=False)
     _paths: dict[int, frozenset[str]] = field(init=False)
@@ -76,6 +73,7 @@ class Model:
             letters=frozenset(),
             files=frozenset((path, job.attempt) for job in kept for path in job.paths()),
             manifest=manifest,
+            previous=manifest and manifest.replaces,
             visible=frozenset(job.attempt for job in self.before),
         )
 
@@ -103,8 +101,10 @@ class Model:
     def problem(self, state: State) -> str | None:
         """What is wrong in a state."""
         if state.manifest is not None:
-            for role, attempt in zip(("visible", "replaced, still readable"), state.manifest, strict=True):
-                if attempt is None or (role != "visible" and not self.keeps_replaced):
+            # What was visible before is what readers may still be at, whatever attempt the manifest says it replaces.
+            attempts = (state.manifest.attempt, state.previous)
+            for role, attempt in zip(("visible", "replaced, still readable"), attempts, strict=True):
+                if attempt is None:
                     continue
                 held = {path: author for path, author in state.files if path in self._paths[attempt]}
                 if len(held) < len(self._paths[attempt]):

@@ -66,13 +66,15 @@ class State(NamedTuple):
     """Everything at one moment.
 
     ``ranks`` are those of all jobs, ``files`` are pairs of a path and the attempt whose bytes it holds (the name of an
-    unfinished one is hidden), ``visible`` are the attempts that have ever been.
+    unfinished one is hidden), ``previous`` is the attempt that was visible just before the one that is, ``visible`` are
+    the attempts that have ever been.
     """
 
     ranks: tuple[Rank, ...]
     letters: frozenset[Letter]
     files: frozenset[tuple[str, int]]
     manifest: Manifest | None
+    previous: int | None
     visible: frozenset[int]
 
     @property
@@ -382,4 +384,5 @@ def _without(state: State, paths: set[str]) -> State:
 def _publish(turn: Turn) -> State:
     attempt = turn.job.attempt
     manifest = Manifest(attempt, turn.me.old.attempt if turn.me.old else None)
-    return turn.state._replace(manifest=manifest, visible=turn.state.visible | {attempt})
+    previous = turn.state.manifest and turn.state.manifest.attempt
+    return turn.state._replace(manifest=manifest, previous=previous, visible=turn.state.visible | {attempt})

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from checkpoint.boxes import Box
 from checkpoint.engine.coordination import Coordinator
 from checkpoint.engine.load import Loader, LoadReport
+from checkpoint.engine.match import LoadOptions
 from checkpoint.engine.save import SaveOptions, Saver
 from checkpoint.frameworks.layout import dtensor_boxes
 from checkpoint.frameworks.values import CapturedState, LocalTensor, Stored
@@ -150,10 +151,14 @@ def load_simulated(
     *,
     verify: bool = True,
     flat: bool = True,
+    strict: bool = True,
+    timeout_s: float = 20,
+    stores: Sequence[Store] = (),
 ) -> list[LoadReport]:
     """Load into simulated ranks and compare every box bit for bit.
 
-    Destinations are contiguous, or with ``flat=False`` strided views of something larger.
+    Destinations are contiguous, or with ``flat=False`` strided views of something larger. Each rank may have a store
+    of its own.
     """
 
     def fn(coordinator: Coordinator) -> LoadReport:
@@ -180,7 +185,11 @@ def load_simulated(
             seen.append((stored.objects, rank_objects))
 
         report = Loader(coordinator).load(
-            store, ["model"], lambda _: mine, finish, strict=True, verify=verify, timeout_s=20
+            stores[coordinator.rank] if stores else store,
+            ["model"],
+            lambda _: mine,
+            finish,
+            LoadOptions(strict=strict, verify=verify, timeout_s=timeout_s),
         )
         for local in mine:
             for box, view in zip(local.boxes, local.views, strict=True):

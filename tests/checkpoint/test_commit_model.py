@@ -26,6 +26,7 @@ from tests.checkpoint.commit_programs import (
     Event,
     Job,
     Program,
+    State,
     put,
 )
 from tests.checkpoint.commit_recorder import Place, Spoil, Stopped
@@ -49,7 +50,7 @@ def test_whatever_stops_comes_late_or_fails_what_is_visible_is_complete_and_all_
     ends = explore(Model(jobs=[job], before=before))
     met = {verdict for end in ends for verdict in end.verdicts}
     assert met >= {OK, FAILED, VOTED_DOWN, STOPPED} | ({LATE} if world_size > 1 else set())
-    left = {(end.files, end.manifest, end.visible) for end in ends}
+    left = {(end.files, end.manifest, end.previous, end.visible) for end in ends}
     unfinished = [files for files, *_ in left if any("/." in path for path, _ in files)]
     assert unfinished, "some stopped in the middle of a file"
     assert any(
@@ -58,8 +59,8 @@ def test_whatever_stops_comes_late_or_fails_what_is_visible_is_complete_and_all_
 
     for again in (False, True):
         later = Model(jobs=[Job(attempt=4, world_size=1, overwrite=again, luck=LUCKY)], before=(*before, job))
-        for files, manifest, visible in left:
-            start = later.start()._replace(files=files, manifest=manifest, visible=visible)
+        for files, manifest, previous, visible in left:
+            start = later.start()._replace(files=files, manifest=manifest, previous=previous, visible=visible)
             (end,) = explore(later, start)
             if manifest is None or again:
                 assert end.verdicts == (OK,)
@@ -99,12 +100,43 @@ def test_two_jobs_with_bad_luck_of_their_own_leave_the_place_whole(overwrite: bo
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_of_three_jobs_that_save_into_one_place_at_once_one_is_visible_and_complete(overwrite: bool) -> None:
+    """What was visible just before it is complete, too: nothing is deleted until two others have taken its place.
+
+    That holds although ``replaces`` may then name an attempt that is gone: one that two others have replaced meanwhile.
+    """
     jobs = [Job(attempt=attempt, world_size=1, overwrite=overwrite, luck=LUCKY) for attempt in (3, 4, 5)]
     before = BEFORE if overwrite else ()
-    ends = explore(Model(jobs=jobs, before=before, keeps_replaced=False))
+    ends = explore(Model(jobs=jobs, before=before))
     assert {end.manifest.attempt for end in ends if end.manifest} == {3, 4, 5}
     for end in ends:
         assert sorted(end.verdicts) == ([OK] * 3 if overwrite else [OK, REFUSED, REFUSED])
+    gone = [end for end in ends if end.manifest and _is_gone(end, end.manifest.replaces)]
+    assert bool(gone) == overwrite
+    assert all(end.previous != end.manifest.replaces for end in gone if end.manifest)
+
+
+def _is_gone(end: State, attempt: int | None) -> bool:
+    return attempt is not None and not any(path.startswith(f"data/{attempt}/") for path, _ in end.files)
+
+
+def test_saves_after_three_that_overwrote_each_other_are_as_safe() -> None:
+    """Also from where ``replaces`` names what is gone; two at once, each of which may stop or fail at any point."""
+    jobs = [Job(attempt=attempt, world_size=1, overwrite=True, luck=LUCKY) for attempt in (3, 4, 5)]
+    ends = explore(Model(jobs=jobs, before=BEFORE))
+    later = Model(
+        jobs=[Job(attempt=attempt, world_size=1, overwrite=True) for attempt in (6, 7)],
+        before=(*BEFORE, *jobs),
+    )
+    starts = {
+        later.start()._replace(
+            files=end.files, manifest=end.manifest, previous=end.previous, visible=end.visible
+        )
+        for end in ends
+    }
+    assert any(start.manifest and _is_gone(start, start.manifest.replaces) for start in starts)
+    for start in starts:
+        ends = explore(later, start)
+        assert {end.manifest.attempt for end in ends if end.manifest} >= {6, 7}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

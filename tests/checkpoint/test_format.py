@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from checkpoint.format.objects import decode_objects, encode_objects, first_diff
 from checkpoint.format.payload import HEADER_ALIGN, decode_header, entry_name
 from storage import Store
 from tests.checkpoint.independent_reader import read_tensors
-from tests.checkpoint.simulation import DTYPES, bits, random_bits, save_simulated
+from tests.checkpoint.simulation import DTYPES, OPTIONS, bits, random_bits, save_simulated
 
 _leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 _keys = st.text() | st.integers() | st.booleans() | st.tuples(st.integers(), st.text())
@@ -138,8 +139,9 @@ def test_payload_is_plain_safetensors_with_aligned_data(tmp_path: Path) -> None:
     assert len(raw) == HEADER_ALIGN + 299
 
 
-def test_an_independent_reader_agrees(tmp_path: Path) -> None:
-    """Two ranks, cut in rows, every dtype."""
+@pytest.mark.parametrize("compression", [None, {"model": "zstd"}])
+def test_an_independent_reader_agrees(tmp_path: Path, compression: dict[str, str] | None) -> None:
+    """Two ranks, cut in rows, every dtype, one box of several pieces; compressed or not."""
     tensors, layouts = {}, {}
     for index, dtype in enumerate(DTYPES):
         key = str(dtype)
@@ -147,7 +149,10 @@ def test_an_independent_reader_agrees(tmp_path: Path) -> None:
         layouts[key] = [[Box((0, 0), (1, 3))], [Box((1, 0), (3, 3))]]
     tensors["scalar"], layouts["scalar"] = random_bits((), torch.float32, 1), [[Box((), ())]] * 2
     tensors["empty"], layouts["empty"] = torch.zeros(0, 3), [[], []]
-    save_simulated(Store(tmp_path), 2, tensors, layouts)
+    tensors["large"] = torch.arange(700_000, dtype=torch.float32)
+    layouts["large"] = [[Box((0,), (1000,))], [Box((1000,), (699_000,))]]
+    options = replace(OPTIONS, compression=compression)
+    save_simulated(Store(tmp_path), 2, tensors, layouts, options=options)
     found = read_tensors(tmp_path)
     assert set(found) == {("model", key) for key in tensors}
     for key, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a save: the newest visible checkpoint is always complete and verifies."""
+"""SIGKILL at every point of a save and at random ones: the newest visible checkpoint is complete and verifies."""
 
 from __future__ import annotations
 
@@ -6,146 +6,77 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.checkpoint.killed_saves import KILLED, SCENARIOS, TIMED_OUT
+
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
-# One process imports torch once and forks a child for every point, so that a kill costs milliseconds.
-_PROGRAM = """
-import json, os, signal, sys, tempfile, traceback
-import torch
-torch.set_num_threads(1)
-from torch.distributed import FileStore
-from checkpoint.boxes import Box
-from checkpoint.engine.coordination import Coordinator
-from checkpoint.engine.save import SaveOptions, Saver
-from checkpoint.errors import CoordinationTimeout
-from checkpoint.frameworks.values import CapturedState
-from checkpoint.manager import committed_steps, step_dir
-from checkpoint.stored import StoredCheckpoint
-from checkpoint.verify import verify
-from storage import Store
-from tests.checkpoint.simulation import held
-from tests.checkpoint.watched_store import WatchedStore
-
-root, world_size, overwrite, background, kills = json.loads(sys.argv[1])
-
-def save(rank, rendezvous, step, value, hook, timeout_s):
-    tensor = torch.full((world_size * 3, 5), float(value))
-    part = held("t", tensor, [Box((3 * rank, 0), (3, 5))])
-    options = SaveOptions(step=step, overwrite=overwrite, timeout_s=timeout_s, user_metadata={"value": value})
-    saver = Saver(Coordinator(FileStore(rendezvous, world_size), rank, world_size))
-    store = WatchedStore(root, hook).sub(step_dir(step))
-    captured = CapturedState(tensors=[part], objects={"model": {"value": value}}, rank_objects={"rng": rank})
-    saver.save(store, lambda: captured, options, background=background).result()
-
-def run(step, value, victim, point):
-    # Forks all ranks; rank `victim` kills itself at `point`, or reports its points if that is None.
-    rendezvous = tempfile.mktemp()
-    read, write = os.pipe()
-    pids = []
-    for rank in range(world_size):
-        pid = os.fork()
-        if pid == 0:
-            def hook(here):
-                if rank != victim:
-                    return
-                if point is None:
-                    os.write(write, (here + "\\n").encode())
-                elif here == point:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            code = 1
-            try:
-                save(rank, rendezvous, step, value, hook, 30 if point is None else 0.5)
-                code = 0
-            except CoordinationTimeout:
-                code = 3
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    os.close(write)
-    return codes, os.read(read, 65536).decode().split("\\n")[:-1]
-
-codes, points = run(1, 1, 0, None)
-assert codes == [0] * world_size, codes
-results = []
-visible = {1: 1}
-for value, (victim, point) in enumerate(kills or [(0, one) for one in points], start=2):
-    step = 1 if overwrite else value
-    codes, _ = run(step, value, victim, point)
-    found = {}
-    for one in committed_steps(Store(root)):
-        checkpoint = StoredCheckpoint.open(Store(root).sub(step_dir(one)))
-        report = verify(checkpoint)
-        assert not report.problems, report
-        # All of it is of one save: manifest and objects agree about which.
-        (number,) = {checkpoint.manifest.user_metadata["value"], checkpoint.objects["model"]["value"]}
-        found[one] = number
-    results.append([victim, point, codes, found.get(step) == value])
-    assert found.get(step) in (value, visible.get(step)), (point, found)
-    assert {**visible, **found} == found, (visible, found)
-    visible = found
-print(json.dumps(results))
-"""
-
-_DATA = "data of model-0000{}-000.safetensors"
-_CLOSE = "close of model-0000{}-000.safetensors"
-_KILLS = {
-    "every point of a single rank": (1, False, True, []),
-    "two ranks": (
-        2,
-        False,
-        True,
-        [
-            (0, f"before {_DATA}".format(0)),
-            (1, f"after {_DATA}".format(1)),
-            (1, f"before {_CLOSE}".format(1)),
-            (0, "before write tensors.parquet"),
-            (0, "before create manifest.json"),
-            (0, "after create manifest.json"),
-        ],
-    ),
-    "two ranks overwriting": (
-        2,
-        True,
-        False,
-        [
-            (1, f"after {_CLOSE}".format(1)),
-            (0, "before write manifest.json"),
-            (0, "after write manifest.json"),
-        ],
-    ),
+NUM_RANDOM_KILLS = {
+    "one rank": 130,
+    "one rank overwriting": 100,
+    "two ranks": 35,
+    "two ranks overwriting": 35,
 }
 
 
-@pytest.mark.parametrize("case", _KILLS)
-def test_kill(tmp_path: Path, case: str) -> None:
-    world_size, overwrite, background, kills = _KILLS[case]
-    arguments = json.dumps([str(tmp_path), world_size, overwrite, background, kills])
+def run(*arguments: object) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, arguments],
+        [sys.executable, "-m", "tests.checkpoint.killed_saves", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         cwd=Path(__file__).parents[2],
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    if not kills:
-        points = {point for _, point, _, _ in results}
-        assert {
-            f"before {_DATA}".format(0),
-            "before write stored.parquet",
-            "after create manifest.json",
-        } <= points
-    for victim, point, codes, committed in results:
-        assert codes[victim] == -9, point
-        # The manifest, and nothing else, decides.
-        assert committed == (point in ("after create manifest.json", "after write manifest.json")), point
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_every_point(name: str, tmp_path: Path) -> None:
+    """The manifest, and nothing else, decides; ranks that live on end by themselves."""
+    scenario = SCENARIOS[name]
+    results = run("points", name, tmp_path)
+    manifest = "write manifest.json" if scenario.overwrite else "create manifest.json"
+    points = {(victim, point) for victim, point, _, _ in results}
+    wanted = {"end of checkpoint.plan", "end of checkpoint.write"}
+    wanted |= {"end of checkpoint.stage"} if scenario.background else set()
+    for rank in range(scenario.world_size):
+        file = f"model-{rank:05d}-000.safetensors"
+        steps = {f"before data of {file}", f"after data of {file}", f"before close of {file}"}
+        assert points >= {(rank, one) for one in wanted | steps}
+    last = {
+        "before write stored.parquet",
+        f"before {manifest}",
+        f"after {manifest}",
+        "end of checkpoint.commit",
+    }
+    last |= {"before delete_tree", "after delete_tree"} if scenario.overwrite else set()
+    assert points >= {(0, one) for one in last}
+
+    committed = [point for _, point, _, value in results if value == 3]
+    assert {f"after {manifest}", "end of checkpoint.commit"} <= set(committed)
+    names = [point for victim, point, _, _ in results if victim == 0]
+    for victim, point, codes, value in results:
+        assert codes[victim] == KILLED, point
+        late = victim == 0 and names.index(point) >= names.index(f"after {manifest}")
+        assert (value == 3) == late, (victim, point)
         for rank, code in enumerate(codes):
-            assert rank == victim or code == 3, "the others time out instead of waiting for ever"
+            assert rank == victim or code == TIMED_OUT, "the others time out instead of waiting for ever"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
+    """Saves go on in the same directory after each kill."""
+    outcomes = run("random", name, tmp_path / "run", NUM_RANDOM_KILLS[name], 7)
+    assert outcomes["killed"] > NUM_RANDOM_KILLS[name] // 4, "the others ended before"
+    assert min(outcomes["committed"], outcomes["nothing"]) > 0, (
+        "some kills came before, and some after the commit"
+    )
+
+
+def test_there_are_enough_random_kills() -> None:
+    assert sum(NUM_RANDOM_KILLS.values()) >= 300

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from pathlib import Path
+from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from checkpoint import CheckpointManager
-from checkpoint.errors import AlreadyCommitted
+from checkpoint.engine.coordination import Coordinator
+from checkpoint.errors import AlreadyCommitted, CorruptCheckpoint, MismatchError, NotACheckpoint
+from checkpoint.retention import KeepBest, Retention
+from checkpoint.schedule import Schedule
+from storage import Store
+from tests.checkpoint.simulation import run_ranks
 
 
 def state(value: float) -> dict[str, object]:
@@ -66,8 +78,237 @@ def test_a_failed_save_does_not_remove_anything(tmp_path: Path) -> None:
     assert target["extra"] == {"value": 3.0}
 
 
-def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="keep_last is 0"):
-        CheckpointManager("memory://manager", keep_last=0)
+def flip(path: Path, position: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def payload(root: Path, step: int) -> Path:
+    (path,) = (root / f"step-{step:08d}").glob("data/*/model-00000-000.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("damaged", ["payload", "manifest", "table", "missing", "all three"])
+def test_restore_passes_over_what_is_damaged_and_the_next_save_replaces_it(
+    tmp_path: Path, damaged: str
+) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=None)
+    for step in (1, 2, 3):
+        manager.save(step, state(step))
+    if damaged in ("payload", "all three"):
+        flip(payload(tmp_path, 3))
+    if damaged in ("manifest", "all three"):
+        flip(tmp_path / "step-00000003" / "manifest.json", 20)
+    if damaged == "table":
+        flip(next(tmp_path.glob("step-00000003/data/*/shards.parquet")), 40)
+    if damaged == "missing":
+        payload(tmp_path, 3).unlink()
+    target = state(-1.0)
+    manager = CheckpointManager(tmp_path, keep_last=None)
+    assert manager.restore(target) == 2
+    assert target["extra"] == {"value": 2.0}
+    assert bool((target["model"].weight == 2.0).all())  # type: ignore[attr-defined]
+    assert manager.latest() == 3, "it is committed, if not whole"
+    manager.save(3, state(3.5))
+    assert CheckpointManager(tmp_path, keep_last=None).restore(target) == 3
+    assert target["extra"] == {"value": 3.5}
+    with pytest.raises(AlreadyCommitted):
+        manager.save(3, state(4.0))
+
+
+def test_restore_of_a_step_that_was_asked_for_raises_what_is_wrong_with_it(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, state(1.0))
+    manager.save(2, state(2.0))
+    flip(payload(tmp_path, 2))
+    with pytest.raises(CorruptCheckpoint, match="model-00000-000"):
+        manager.restore(state(0.0), step=2)
+    with pytest.raises(NotACheckpoint):
+        manager.restore(state(0.0), step=7)
+    flip(payload(tmp_path, 1))
+    with pytest.raises(CorruptCheckpoint, match="step-00000002"):
+        manager.restore(state(0.0))
+
+
+def test_restore_does_not_pass_over_a_state_that_does_not_fit(tmp_path: Path) -> None:
+    """An older step would not fit either, or worse, would."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"model": nn.Linear(3, 3)})
+    manager.save(2, {"model": nn.Linear(2, 2)})
+    with pytest.raises(MismatchError):
+        manager.restore({"model": nn.Linear(3, 3)})
+
+
+def test_nothing_is_removed_while_the_newest_is_damaged(tmp_path: Path) -> None:
+    def damage(step: int, url: str) -> None:
+        if step == 3:
+            payload(tmp_path, 3).unlink()
+
+    manager = CheckpointManager(tmp_path, keep_last=1, on_commit=damage)
+    manager.save(1, state(1.0))
+    manager.save(2, state(2.0))
+    assert manager.steps() == [2]
+    manager.save(3, state(3.0))
+    assert manager.steps() == [2, 3]
+    assert CheckpointManager(tmp_path).restore(state(0.0)) == 2
+
+
+def test_what_any_rule_keeps_stays(tmp_path: Path) -> None:
+    """The newest, multiples, and the best, of equals the newest; not-a-number is never best."""
+    best = KeepBest(metric="loss", count=2)
+    manager = CheckpointManager(tmp_path, keep_last=1, keep_every=4, keep_best=best)
+    losses = [9.0, float("nan"), 3.0, 8.0, 5.0, 3.0, 7.0, 6.0, 4.0, None]
+    for step, loss in enumerate(losses, start=1):
+        manager.save(step, state(step), metrics=None if loss is None else {"loss": loss})
+    assert manager.steps() == [3, 4, 6, 8, 10]
+    greatest = CheckpointManager(tmp_path, keep_last=1, keep_best=KeepBest(metric="loss", mode="max"))
+    greatest.save(11, state(11), metrics={"loss": 1.0})
+    assert greatest.steps() == [4, 11]
+
+
+@given(
+    st.sets(st.integers(0, 60), min_size=1).map(sorted),
+    st.integers(1, 5),
+    st.none() | st.integers(1, 9),
+    st.none() | st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_retention_keeps_the_newest_the_multiples_and_the_best(
+    steps: list[int], last: int, every: int | None, count: int | None, dice: Random
+) -> None:
+    values = {step: dice.choice([None, float("nan"), 0.0, 1.0, 2.0, -1.0]) for step in steps}
+    best = None if count is None else KeepBest(metric="m", count=count)
+    kept = Retention(last=last, every=every, best=best).kept(steps, lambda step, _: values[step])
+    assert kept >= set(steps[-last:])
+    assert kept >= {step for step in steps if every and step % every == 0}
+    assert kept <= set(steps)
+    rest = kept - set(steps[-last:]) - {step for step in steps if every and step % every == 0}
+    assert len(rest) <= (count or 0)
+    numbers = sorted(value for value in values.values() if value is not None and value == value)
+    if count and numbers:
+        bound = numbers[:count][-1]
+        assert kept >= {step for step, value in values.items() if value is not None and value < bound}
+        assert all((values[step] or 0.0) <= bound for step in rest)
+
+
+def test_saves_are_due_at_multiples(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, save_every_steps=3, keep_last=None)
+    handles = [manager.save_if_due(step, state(step), metrics={"loss": 1.0}) for step in range(8)]
+    assert [handle is not None for handle in handles] == [step in (3, 6) for step in range(8)]
+    manager.wait()
+    assert manager.steps() == [3, 6]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_saves_are_due_when_the_minutes_of_rank_0_have_passed_on_all_ranks_alike(world_size: int) -> None:
+    """Clocks of the other ranks do not matter, and few steps look at it."""
+    rounds = []
+
+    def fn(coordinator: Coordinator) -> list[int]:
+        now = [0.0]
+        schedule = Schedule(
+            every_steps=None, every_minutes=10, coordinator=coordinator, timeout_s=20, clock=lambda: now[0]
+        )
+        found = []
+        for step in range(1, 2001):
+            now[0] += 2.0 if coordinator.rank == 0 else 1000.0 * coordinator.rank
+            if schedule.due(step):
+                found.append(step)
+        rounds.append(int(coordinator.next_call("schedule").split("/")[1]) - 1)
+        return found
+
+    results = run_ranks(world_size, fn)
+    assert all(result == results[0] for result in results)
+    assert len(results[0]) == 6
+    gaps = [right - left for left, right in itertools.pairwise([0, *results[0]])]
+    assert all(300 <= gap <= 302 for gap in gaps), gaps
+    assert max(rounds) <= 100
+
+
+def test_minutes_are_noticed_when_steps_become_slow() -> None:
+    """The next look is at half of what is left by the pace so far; a slower pace is noticed no later than it passes."""
+    coordinator = run_ranks(1, lambda one: one)[0]
+    now = [0.0]
+    schedule = Schedule(
+        every_steps=50, every_minutes=1, coordinator=coordinator, timeout_s=20, clock=lambda: now[0]
+    )
+    due = []
+    for step in range(1, 101):
+        now[0] += 0.1 if step < 10 else 15.0
+        if schedule.due(step):
+            due.append(step)
+    assert 50 in due
+    assert 100 in due
+    assert len(due) > 2, "and for the minutes in between"
+
+
+def test_the_hook_is_told_of_commits_and_its_errors_fail_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = []
+
+    def hook(step: int, url: str) -> None:
+        assert (tmp_path / f"step-{step:08d}" / "manifest.json").exists()
+        told.append((step, url))
+        raise RuntimeError("of the hook")
+
+    manager = CheckpointManager(tmp_path, on_commit=hook)
+    manager.save(1, state(1.0))
+    manager.async_save(2, state(2.0)).result()
+    assert told == [(step, str(tmp_path / f"step-{step:08d}")) for step in (1, 2)]
+    assert "on_commit failed" in caplog.text
+
+
+class Loader:
+    """A loader of data as far as a checkpoint knows it."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_loader_and_the_generators_of_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    manager, loader = CheckpointManager(tmp_path), Loader()
+    loader.at = 17
+    manager.async_save(1, {"loader": loader, "extra": {"step": 1}}).result()
+    expected = (torch.rand(3).tolist(), random.random(), np.random.rand())
+    other = Loader()
+    assert CheckpointManager(tmp_path).restore({"loader": other, "extra": {"step": 0}}) == 1
+    assert other.at == 17
+    assert (torch.rand(3).tolist(), random.random(), np.random.rand()) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep_last": 0}, "keep_last is 0"),
+        ({"keep_every": 0}, "keep_every is 0"),
+        ({"keep_local": -1}, "keep_local is -1"),
+        ({"local": Store("memory://manager")}, "as root is"),
+        ({"save_every_steps": 0}, "save_every_steps is 0"),
+        ({"save_every_minutes": 0.0}, "save_every_minutes is 0.0"),
+        ({"save_every_minutes": float("nan")}, "save_every_minutes is nan"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        CheckpointManager("memory://manager", **options)
+
+
+def test_bad_calls_are_refused() -> None:
+    manager = CheckpointManager("memory://manager")
     with pytest.raises(ValueError, match="step is -1"):
-        CheckpointManager("memory://manager").save(-1, {})
+        manager.save(-1, {})
+    with pytest.raises(ValueError, match="give them as metrics="):
+        manager.save(1, {}, metrics={"loss": 1.0}, user_metadata={"metrics": {}})
+    with pytest.raises(ValueError, match="count is 0"):
+        KeepBest(metric="loss", count=0)
+    with pytest.raises(ValueError, match="mode is 'least'"):
+        KeepBest(metric="loss", mode="least")  # type: ignore[arg-type]
+    assert manager.steps() == []

@@ -12,11 +12,15 @@ def test_all_is_sorted_and_complete() -> None:
     assert checkpoint.__all__ == sorted(checkpoint.__all__)
     assert set(checkpoint.__all__) == {
         "CheckpointManager",
+        "KeepBest",
+        "LazyCheckpoint",
+        "LazyTensor",
         "LoadReport",
         "SaveHandle",
         "SaveReport",
         "async_save",
         "load",
+        "open_checkpoint",
         "save",
     }
     for name in checkpoint.__all__:

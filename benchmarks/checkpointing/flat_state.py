@@ -1,0 +1,70 @@
+"""One rank's side of the benchmark of flat shards: a model under FSDP1, and what its saves keep training waiting for.
+
+The functions are what `benchmarks.checkpointing.ranks.RankPool` calls in the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from benchmarks.checkpointing.formats import AsyncFormat, Copy, Ours, TorchDcp
+from benchmarks.checkpointing.state import training_state
+
+
+class FlatState:
+    """What a rank holds between calls.
+
+    Args:
+        num_bytes: of the state over all ranks.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        state = training_state(num_bytes, flat=True)
+        self.num_bytes = state.num_bytes
+        self.formats: dict[str, AsyncFormat] = {
+            "copy": Copy(state, threaded=False),
+            "ours": Ours(state),
+            "dcp": TorchDcp(state),
+        }
+        self.finish: Callable[[], object] | None = None
+        handles = [module._handle for module in FullyShardedDataParallel.fsdp_modules(state.model)]
+        sizes = [handle.flat_param._sharded_size.numel() for handle in handles if handle is not None]
+        # Weights and both moments, which are cut like them.
+        self.shards = [torch.ones(size) for size in sizes for _ in range(3)]
+        self.shard = torch.cat(self.shards)
+        self.gathered = torch.empty(len(self.shard) * dist.get_world_size())
+
+
+def num_bytes(rank: FlatState) -> int:
+    """Bytes of this rank's part of the state."""
+    return rank.num_bytes
+
+
+def gather(rank: FlatState) -> None:
+    """Gather each flat parameter and its moments, as FSDP1 does to give a state dict; nothing is done with them."""
+    for shard in rank.shards:
+        whole = torch.empty(len(shard) * dist.get_world_size())
+        dist.all_gather(list(whole.chunk(dist.get_world_size())), shard)
+
+
+def gather_at_once(rank: FlatState) -> None:
+    """Gather as many bytes in one call, into memory that is kept: the least that gathering costs."""
+    dist.all_gather(list(rank.gathered.chunk(dist.get_world_size())), rank.shard)
+
+
+def begin(rank: FlatState, form: str, path: Path) -> None:
+    """Begin an asynchronous save."""
+    assert rank.finish is None, "one save at a time"
+    rank.finish = rank.formats[form].begin(path)
+
+
+def finish(rank: FlatState) -> None:
+    """Wait for the save that `begin` began."""
+    assert rank.finish is not None, "begin comes first"
+    rank.finish()
+    rank.finish = None

@@ -1,0 +1,159 @@
+"""Ways to write staged bytes beside a training that keeps every core busy."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+import xxhash
+from torch import Tensor
+
+import checkpoint
+from benchmarks.checkpointing.formats import TorchDcp
+from benchmarks.checkpointing.state import TrainingState
+
+_PIECE_BYTES = 4 * 2**20
+_TIMEOUT_S = 300.0
+
+
+class Worker(Protocol):
+    """Something that saves in the background; one save at a time."""
+
+    def begin(self, path: Path) -> Callable[[], bool]:
+        """Begin; gives a call that says whether it is done, and raises if it failed."""
+
+
+def write(staged: Tensor, path: Path, *, duty: float = 1.0) -> None:
+    """The work of every worker: digest and write pieces of 4 MiB, then fsync.
+
+    Args:
+        staged: uint8, flat.
+        path: new file.
+        duty: share of the time to be at work; sleeps for the rest.
+    """
+    data = staged.numpy().data
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        for offset in range(0, len(data), _PIECE_BYTES):
+            began = time.perf_counter()
+            piece = data[offset : offset + _PIECE_BYTES]
+            xxhash.xxh3_64_intdigest(piece)
+            assert os.pwrite(file, piece, offset) == len(piece), "local files take a piece at once"
+            if duty < 1:
+                time.sleep((time.perf_counter() - began) * (1 / duty - 1))
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+class Thread:
+    """A thread of this process.
+
+    Args:
+        staged: what it writes; uint8, flat.
+        duty: as of `write`.
+        nice: added to the niceness of the thread alone.
+    """
+
+    def __init__(self, staged: Tensor, *, duty: float = 1.0, nice: int = 0) -> None:
+        self._staged = staged
+        self._duty = duty
+        self._nice = nice
+
+    def begin(self, path: Path) -> Callable[[], bool]:
+        """See `Worker`."""
+        thread = threading.Thread(target=self._run, args=(path,))
+        thread.start()
+        return lambda: not thread.is_alive()
+
+    def _run(self, path: Path) -> None:
+        if self._nice:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        write(self._staged, path, duty=self._duty)
+
+
+class Process:
+    """A process at the lowest priority, which shares the staging memory. Use as a context manager.
+
+    Args:
+        staged: what it writes; uint8, flat; is moved to shared memory.
+    """
+
+    def __init__(self, staged: Tensor) -> None:
+        staged.share_memory_()  # type: ignore[no-untyped-call]  # unannotated in torch
+        context = multiprocessing.get_context("spawn")
+        self._connection, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, staged), daemon=True)
+        self._process.start()
+        there.close()
+
+    def begin(self, path: Path) -> Callable[[], bool]:
+        """See `Worker`."""
+        self._connection.send(path)
+
+        def done() -> bool:
+            return self._connection.poll() and bool(self._connection.recv())
+
+        return done
+
+    def __enter__(self) -> Self:
+        assert self._connection.poll(_TIMEOUT_S), "the process did not start"
+        self._connection.recv()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._connection.close()
+        self._process.join(_TIMEOUT_S)
+
+
+def _serve(connection: Connection, staged: Tensor) -> None:
+    os.nice(19)
+    torch.set_num_threads(1)
+    try:
+        connection.send(True)
+        while True:
+            write(staged, connection.recv())
+            connection.send(True)
+    except EOFError:  # the other end is closed
+        pass
+
+
+class Ours:
+    """``checkpoint.async_save``, from its return on.
+
+    Args:
+        state: what is saved.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = {"model": state.model, "optimizer": state.optimizer}
+
+    def begin(self, path: Path) -> Callable[[], bool]:
+        """See `Worker`."""
+        handle = checkpoint.async_save(path, self._state)
+        return lambda: handle.done() and bool(handle.result(_TIMEOUT_S))
+
+
+class Dcp:
+    """torch's ``async_save``, from its return on.
+
+    Args:
+        state: what is saved.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._form = TorchDcp(state, keep_staging=True)
+
+    def begin(self, path: Path) -> Callable[[], bool]:
+        """See `Worker`."""
+        finish = self._form.begin(path)
+        thread = threading.Thread(target=finish)
+        thread.start()
+        return lambda: not thread.is_alive()

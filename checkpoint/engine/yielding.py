@@ -1,0 +1,52 @@
+"""Work that leaves the cores to training, but ends all the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Self
+
+_LOWEST_PRIORITY: Final = 19
+
+
+class Yielding:
+    """Runs calls on a thread that gets a core when no other thread wants it. Use as a context manager.
+
+    Of several ways to write beside a training that keeps every core busy this one cost it least for the speed of the
+    save: an ordinary thread takes as much of a core as a thread of training, which all others of it then wait for; one
+    that sleeps most of the time does so where cores are idle, too; a process at the same priority writes no faster,
+    and needs its staging memory in /dev/shm. Writing, digesting and compressing let go of the GIL, so nobody waits for
+    a thread that holds it and gets no core.
+
+    A thread keeps a low priority for good, and threads that it starts inherit it. So this one lives no longer than the
+    block, and what starts threads that others use afterwards has no business here.
+
+    Args:
+        patience_s: From then on calls run in the calling thread, so that busy cores do not hold them up for ever.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._until = time.monotonic() + patience_s
+        self._thread = ThreadPoolExecutor(1, "checkpoint-write", initializer=_yield_cores)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.shutdown()
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Call and wait for it."""
+        if time.monotonic() < self._until:
+            self._thread.submit(call).result()
+        else:
+            call()
+
+
+def _yield_cores() -> None:
+    if sys.platform == "linux":  # elsewhere a priority is that of the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -1,0 +1,180 @@
+"""What several ranks need is read by one of them and handed on: each byte of storage is read once."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from checkpoint.boxes import Box
+from checkpoint.errors import CoordinationTimeout, CorruptCheckpoint, RanksFailed
+from checkpoint.format.digest import PIECE_BYTES
+from storage import Store
+from storage.errors import Transient
+from tests.checkpoint.counting_store import CountingStore, Range
+from tests.checkpoint.simulation import (
+    DTYPES,
+    OPTIONS,
+    Layout,
+    Tensors,
+    layouts,
+    load_simulated,
+    random_bits,
+    save_simulated,
+    shapes,
+)
+
+_numbers = itertools.count()
+
+# Several pieces and bundles, a piece that is not full, and small ones that share a message.
+_BIG = (5 * PIECE_BYTES // 1024 + 3, 256)  # float32, 20 MiB + 3 KiB
+_TENSORS = {
+    "big": random_bits(_BIG, torch.float32, seed=1),
+    "bias": random_bits((77,), torch.float16, seed=2),
+    "scale": random_bits((), torch.float64, seed=3),
+}
+
+
+def whole(tensors: Tensors, world_size: int) -> dict[str, Layout]:
+    """Plain replicas, as under DDP."""
+    return {key: [[Box.whole(tensor.shape)]] * world_size for key, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_replicas_read_each_byte_once(tmp_path: Path, world_size: int, flat: bool) -> None:
+    save_simulated(Store(tmp_path), 1, _TENSORS, whole(_TENSORS, 1))
+    counting = CountingStore(tmp_path)
+    reports = load_simulated(
+        counting, world_size, _TENSORS, whole(_TENSORS, world_size), flat=flat, stores=[counting] * world_size
+    )
+    payload = list(tmp_path.glob("data/*/*.safetensors"))
+    assert not counting.read_twice()
+    # All of the file: the header once, and each byte of data once.
+    assert counting.num_bytes() == sum(path.stat().st_size for path in payload)
+    num_bytes = sum(tensor.nbytes for tensor in _TENSORS.values())
+    assert sum(report.num_bytes_read for report in reports) == num_bytes
+    for report in reports:
+        assert report.num_bytes_read + report.num_bytes_received == num_bytes == report.num_bytes_wanted
+        # By bytes: nobody reads more than a fair share and a piece.
+        assert 0 < report.num_bytes_read <= num_bytes / world_size + PIECE_BYTES
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_compressed_pieces_are_read_once_and_travel_as_elements(tmp_path: Path, verify: bool) -> None:
+    tensors = {"big": random_bits((1 << 20, 3), torch.bfloat16, seed=5), "ones": torch.ones(1 << 20)}
+    options = replace(OPTIONS, compression={"model": "zstd"})
+    save_simulated(Store(tmp_path), 1, tensors, whole(tensors, 1), options=options)
+    counting = CountingStore(tmp_path)
+    columns = {
+        "big": [[Box((0, rank), (1 << 20, 1))] for rank in range(3)],
+        "ones": whole(tensors, 3)["ones"],
+    }
+    reports = load_simulated(counting, 3, tensors, columns, verify=verify, stores=[counting] * 3)
+    assert not counting.read_twice()
+    read = sum(report.num_bytes_read for report in reports)
+    assert 0 < read < tensors["big"].nbytes + tensors["ones"].nbytes // 8  # the ones are next to nothing
+
+
+def test_a_cut_inside_of_pieces_reads_each_piece_once(tmp_path: Path) -> None:
+    """Every rank wants a few columns of all rows, so all need every piece, and get only their part of it."""
+    save_simulated(Store(tmp_path), 1, _TENSORS, whole(_TENSORS, 1))
+    rows = _BIG[0]
+    columns = {**whole(_TENSORS, 4), "big": [[Box((0, 64 * rank), (rows, 64))] for rank in range(4)]}
+    counting = CountingStore(tmp_path)
+    reports = load_simulated(counting, 4, _TENSORS, columns, stores=[counting] * 4)
+    assert not counting.read_twice()
+    small = _TENSORS["bias"].nbytes + _TENSORS["scale"].nbytes
+    for report in reports:
+        assert report.num_bytes_received < report.num_bytes_wanted == _TENSORS["big"].nbytes // 4 + small
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_byte_is_read_twice_whatever_the_layouts(data: st.DataObject) -> None:
+    w, v = data.draw(st.integers(1, 4), label="w"), data.draw(st.integers(2, 4), label="v")
+    tensors, saved, loaded = {}, {}, {}
+    for index in range(data.draw(st.integers(1, 3))):
+        shape = data.draw(shapes)
+        tensors[f"t{index}"] = random_bits(shape, data.draw(st.sampled_from(DTYPES)), seed=index)
+        saved[f"t{index}"] = data.draw(layouts(shape, w))
+        loaded[f"t{index}"] = data.draw(layouts(shape, v))
+    url = f"memory://exchange/{next(_numbers)}"
+    codec = data.draw(st.sampled_from(["none", "zstd"]))
+    save_simulated(Store(url), w, tensors, saved, options=replace(OPTIONS, compression={"model": codec}))
+    counting = CountingStore(url)
+    verify = data.draw(st.booleans(), label="verify")
+    reports = load_simulated(counting, v, tensors, loaded, verify=verify, stores=[counting] * v)
+    event("exchanged" if any(report.num_bytes_received for report in reports) else "nothing shared")
+    if verify:
+        assert not counting.read_twice()
+    Store(url).delete_tree("data")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_cannot_read_is_named_on_all_ranks(tmp_path: Path, rank: int) -> None:
+    """Those that wait for what it should have read do not wait for the time-out, and do not blame each other."""
+    save_simulated(Store(tmp_path), 1, _TENSORS, whole(_TENSORS, 1))
+    stores = [CountingStore(tmp_path) for _ in range(3)]
+
+    def fail(_: Sequence[Range]) -> None:
+        raise Transient("somewhere", "connection reset")
+
+    stores[rank].before = fail
+    with pytest.raises(BaseExceptionGroup) as caught:
+        # The threads of the ranks are joined long before this.
+        load_simulated(stores[0], 3, _TENSORS, whole(_TENSORS, 3), stores=stores, timeout_s=600)
+    assert len(caught.value.exceptions) == 3
+    for error in caught.value.exceptions:
+        assert isinstance(error, RanksFailed)
+        assert [(one.rank, one.stage, one.kind) for one in error.members] == [(rank, "read", "Transient")]
+
+
+def test_damage_that_one_rank_finds_is_told_to_all(tmp_path: Path) -> None:
+    save_simulated(Store(tmp_path), 1, _TENSORS, whole(_TENSORS, 1))
+    (path,) = tmp_path.glob("data/*/*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-PIECE_BYTES] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        load_simulated(Store(tmp_path), 4, _TENSORS, whole(_TENSORS, 4), timeout_s=600)
+    for error in caught.value.exceptions:
+        assert isinstance(error, RanksFailed)
+        assert [one.kind for one in error.members] == [CorruptCheckpoint.__name__]
+        assert f"{path.name}: bytes" in str(error.members[0])
+
+
+def test_a_rank_that_hangs_is_named_within_the_time_out(tmp_path: Path) -> None:
+    save_simulated(Store(tmp_path), 1, _TENSORS, whole(_TENSORS, 1))
+    over = threading.Event()
+    stores = [CountingStore(tmp_path) for _ in range(3)]
+
+    def hang(_: Sequence[Range]) -> None:
+        over.wait(50)
+
+    stores[1].before = hang
+    errors: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            load_simulated(stores[0], 3, _TENSORS, whole(_TENSORS, 3), stores=stores, timeout_s=1)
+        except BaseExceptionGroup as group:
+            errors.extend(group.exceptions)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    # Ranks 0 and 2 have given up on rank 1 long before it wakes up and finds out.
+    thread.join(8)
+    over.set()
+    thread.join(60)
+    assert len(errors) == 3
+    for error in errors:
+        assert isinstance(error, CoordinationTimeout | RanksFailed), error
+        assert "rank 1" in str(error), error
