@@ -209,8 +209,6 @@ class MixtureLoader(DataLoader[Lane]):
             derived=tuple(derived),
             chaos=chaos,
         )
-        self._host = self._make_host()
-        self._quarantine = self._open_quarantine()
         self._process = os.getpid()
         # Held while what follows moves: the state may be taken, and the loader closed, in another thread. It may be
         # taken again, for a signal's handler that takes the state runs in the thread that it interrupts.
@@ -228,6 +226,9 @@ class MixtureLoader(DataLoader[Lane]):
         self._tokens = 0
         self._runs_in = 0  # process of the runtime's threads
         self._stopper: weakref.finalize[..., Any] | None = None
+        # Last, as it may ask how the rank is.
+        self._host = self._make_host()
+        self._quarantine = self._open_quarantine()
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """A loader has threads and open files.

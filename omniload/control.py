@@ -76,9 +76,9 @@ class DecisionLog:
                         f" {self._earliest}"
                     )
             for decision in added:
-                bisect.insort_right(self._decisions, decision, key=lambda one: one.step)
                 if self._planner is not None:
-                    self._planner(decision)
+                    self._planner(decision)  # or it is not decided
+                bisect.insort_right(self._decisions, decision, key=lambda one: one.step)
 
     def planned_by(self, planner: Callable[[Decision], None]) -> None:
         """From now on a planner is at work, which is told of decisions; it knows those there are."""

@@ -89,7 +89,7 @@ class SourceFeed:
         pool: where reads run.
         timeout_s: limit of every wait.
         num_standbys: how many of the loaders, the last ones, read only what another has lost.
-        lost: told of a loader that does not answer, by its index, and why.
+        lost: told of a loader that does not answer, and why.
         chaos: disturbance, or None.
     """
 
@@ -102,7 +102,7 @@ class SourceFeed:
         *,
         timeout_s: float,
         num_standbys: int = 0,
-        lost: Callable[[int, LoaderLost], None] | None = None,
+        lost: Callable[[ChunkReader, LoaderLost], None] | None = None,
         chaos: SourceChaos | None = None,
     ) -> None:
         self._name = name
@@ -160,8 +160,8 @@ class SourceFeed:
                     if self._chaos.revokes():
                         leases.move(cursor.epoch, cursor.window)
             except LoaderLost as lost:
-                if self._lost is not None:
-                    self._lost(lease.loader, lost)
+                if self._lost is not None and sharing is self._sharing:
+                    self._lost(loader, lost)
                 if time.monotonic() > deadline:
                     raise LoaderTimeout(
                         f"source '{self._name}': no loader answered within {self._timeout_s:g} s ({lost}); look at its"

@@ -30,10 +30,6 @@ class Planned:
     """Rows that the step consumed and that make no sample."""
 
 
-class StepGone(LoaderStopped):
-    """A step was let go of, as every client known then was done with it."""
-
-
 Outcome = Planned | End | BaseException
 
 
@@ -137,7 +133,8 @@ class PlanStream:
     def planned(self, step: int) -> Future[Outcome]:
         """What becomes of a step: its plan, the end of the stream at or before it, or what ended the planning.
 
-        `StepGone` for one that was let go of: whoever wants it begins a stream of its own.
+        `LoaderStopped` for one that was let go of, and where the planning was stopped: whoever wants it all the same
+        begins a stream of its own.
         """
         future: Future[Outcome] = Future()
         with self._moved:
@@ -146,7 +143,9 @@ class PlanStream:
             elif self._last is not None and step >= self._next:
                 future.set_result(self._last)
             elif step < self._next:
-                future.set_result(StepGone(f"step {step} was let go of, as every client was done with it"))
+                future.set_result(
+                    LoaderStopped(f"step {step} was let go of, as every client was done with it")
+                )
             else:
                 self._waiting.setdefault(step, []).append(future)
         return future
@@ -183,6 +182,10 @@ class PlanStream:
             for other in self._owed.keys() - {client}:
                 self._owed[other].append(decision)
 
+    def join_thread(self, timeout_s: float) -> None:
+        """Wait until it has ended, after `stop`."""
+        self._thread.join(timeout_s)
+
     def stop(self) -> None:
         """End the planning; who waits gets `LoaderStopped`."""
         with self._moved:
@@ -195,11 +198,9 @@ class PlanStream:
                 planned = self._plan()
                 if planned is None:
                     return
-            self._end(
-                LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")
-            )
+            self._end(_closed())
         except BaseException as error:
-            self._end(error)
+            self._end(_closed() if self._stopping else error)
         finally:
             if self._log is not None:
                 with suppress(Exception):  # it has said what is wrong, or is not needed any more
@@ -246,7 +247,7 @@ class PlanStream:
             waiting = self._waiting.pop(plan.step, ())
             self._let_go()
         for future in waiting:
-            future.set_result(planned)
+            _settle(future, planned)
         return planned
 
     def _end(self, last: End | BaseException) -> None:
@@ -255,7 +256,7 @@ class PlanStream:
             waiting, self._waiting = self._waiting, {}
         for futures in waiting.values():
             for future in futures:
-                future.set_result(last)
+                _settle(future, last)
 
     def _let_go(self) -> None:
         """Forget the steps that every client is done with."""
@@ -266,6 +267,15 @@ class PlanStream:
         self._before = {step: one for step, one in self._before.items() if step >= least}
         if self._log is not None:
             self._log.release(least)
+
+
+def _settle(future: Future[Outcome], outcome: Outcome) -> None:
+    if future.set_running_or_notify_cancel():  # or nobody waits any more
+        future.set_result(outcome)
+
+
+def _closed() -> LoaderStopped:
+    return LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")
 
 
 def _same(one: StreamState, other: StreamState) -> bool:

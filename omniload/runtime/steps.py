@@ -56,8 +56,12 @@ class Ready:
 
 def bytes_of(step: Step) -> int:
     """Host memory of the lanes of a step."""
-    arrays = (value for lane in step.lanes for value in lane.values())
-    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    return sum(map(bytes_of_lane, step.lanes))
+
+
+def bytes_of_lane(lane: LaneArrays) -> int:
+    """Host memory of a lane."""
+    return sum(array.nbytes for array in lane.values() if isinstance(array, np.ndarray))
 
 
 class Runtime(Protocol):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,7 +95,7 @@ def expected(pool: ThreadPoolExecutor) -> list[tuple[int, int, int, int]]:
 def test_samples_are_the_same_whichever_reads_are_lost(lost: list[set[int]], num_standbys: int) -> None:
     with ThreadPoolExecutor(4) as pool:
         loaders = [dies(*reads) for reads in lost]
-        told: list[int] = []
+        told: list[Any] = []
         one = feed(loaders, pool, num_standbys=num_standbys, lost=lambda which, why: told.append(which))
         assert addresses(one) == expected(pool)
         assert len(told) == sum(
@@ -106,7 +107,7 @@ def test_a_standby_reads_nothing_until_a_loader_is_lost_and_hands_back_when_it_i
     pool: ThreadPoolExecutor,
 ) -> None:
     reader, standby = dies(3), FakeLoader()
-    told: list[tuple[int, str]] = []
+    told: list[tuple[Any, str]] = []
     one = feed(
         [reader, standby], pool, num_standbys=1, lost=lambda which, why: told.append((which, str(why)))
     )
@@ -117,7 +118,7 @@ def test_a_standby_reads_nothing_until_a_loader_is_lost_and_hands_back_when_it_i
         assert time.monotonic() < deadline
         cursor = one.read(cursor).end
         time.sleep(0.01)
-    assert told == [(0, "read 3 is lost")]
+    assert told == [(reader, "read 3 is lost")]
     taken = standby.reads
     assert taken > 3, "it is not asked while it is thought dead"
     for _ in range(6):

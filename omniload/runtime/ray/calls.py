@@ -28,18 +28,16 @@ def answer(call: Callable[[], Any]) -> Any:
     """The result of a call, or `Raised`."""
     try:
         return call()
-    except OmniloadError as error:
-        return Raised(error)
     except Exception as error:
         return Raised(told(error))
 
 
 def told(error: BaseException) -> BaseException:
     """An error that can travel: foreign ones may hold what cannot, so what they say goes in a plain one."""
-    if isinstance(error, OmniloadError | ArithmeticError | LookupError | OSError | TypeError | ValueError):
-        error.__traceback__ = error.__cause__ = error.__context__ = None
-        return error
-    return RuntimeError(kind_and_message(error))
+    if type(error).__module__.split(".")[0] not in ("builtins", "omniload", "storage"):
+        return RuntimeError(kind_and_message(error))
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 def result(ref: Any, timeout_s: float, who: str) -> Any:
@@ -52,7 +50,9 @@ def result(ref: Any, timeout_s: float, who: str) -> Any:
         value = ray.get(ref, timeout=timeout_s)
     except GetTimeoutError:
         raise LoaderLost(f"{who} did not answer in time") from None
-    except RayActorError:
+    except RayActorError as error:
+        if getattr(error, "actor_init_failed", False):
+            raise OmniloadError(f"{who} cannot start: {' '.join(str(error).split())}") from None
         raise LoaderLost(f"{who} is not running") from None
     except RayError as error:  # its result is lost with the node that held it, say
         raise LoaderLost(f"{who}: {kind_and_message(error)}") from None

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
+import signal
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ray
 
-from omniload.errors import LoaderTimeout, PlaceError
+from omniload.errors import LoaderStopped, LoaderTimeout, PlaceError, kind_and_message
 from omniload.observing.job_dir import job_dir
 from omniload.runtime.options import RayOptions
+from omniload.runtime.ray.reaper import Reaper, descendants
 
 logger = logging.getLogger(__name__)
 
 _AUTH_MODE = "RAY_AUTH_MODE"
+_RETRY_S = 0.05
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -41,40 +46,99 @@ def job_name(given: str | None) -> str:
     return f"{os.getpid():x}-{time.time_ns():x}"
 
 
-def join(options: RayOptions, job: str, timeout_s: float) -> bool:
-    """Connect this process to a cluster, if it is not; whether it started one for the job.
+class Cluster:
+    """The cluster that this process is connected to.
+
+    Args:
+        note: where the process of this machine that runs it for the job says so; None if none does.
+        lock: of the note, if that is this process.
+        reaper: ends what is left of it if this process is killed.
+    """
+
+    def __init__(
+        self, note: Path | None = None, lock: IO[str] | None = None, reaper: Reaper | None = None
+    ) -> None:
+        self._note = note
+        self._lock = lock
+        self._reaper = reaper
+
+    @property
+    def started(self) -> bool:
+        """Whether this process runs it."""
+        return self._lock is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the process that runs it is gone, and the cluster with it."""
+        return not self.started and self._note is not None and _said(self._note) is None
+
+    def check(self) -> None:
+        """Raises LoaderStopped if the cluster is lost, or left: whatever called Ray then would start another."""
+        if not ray.is_initialized():
+            raise LoaderStopped("this process left the Ray cluster; make a loader anew to go on")
+        if self.lost:
+            raise LoaderStopped(
+                "rank 0, which ran the Ray cluster of the job, is gone, and the actors with it; start the job again,"
+                " from a saved state"
+            )
+
+    def end(self) -> None:
+        """End it, if this process runs it."""
+        if self._lock is not None:
+            ray.shutdown()
+            assert self._note is not None, "what is locked"
+            self._note.unlink(missing_ok=True)
+            self._lock.close()
+            if self._reaper is not None:
+                self._reaper.end()
+
+
+_started: Cluster | None = None
+"""The one that this process runs; it ends with the process."""
+
+
+def started() -> bool:
+    """Whether this process runs a cluster."""
+    return _started is not None
+
+
+def end() -> None:
+    """End the cluster that this process runs."""
+    global _started
+    if _started is not None:
+        _started.end()
+        _started = None
+
+
+def join(options: RayOptions, job: str, timeout_s: float) -> Cluster:
+    """Connect this process to a cluster, if it is not, or start one for the job.
 
     Raises:
         LoaderTimeout: rank 0, which is to start one, does not come.
         PlaceError: the ranks are on several machines, and there is no cluster over them.
     """
+    global _started
+    note = job_dir(job) / "ray.json"
     if ray.is_initialized():
-        return False
+        return _started or Cluster(note if _said(note) is not None else None)
     address = options.address or os.environ.get("RAY_ADDRESS")
     if address:
         _connect(address)
-        return False
+        return Cluster()
     if int(os.environ.get("LOCAL_WORLD_SIZE", _world_size())) != _world_size():
         raise PlaceError(
             "ray: the ranks are on several machines; start a cluster over them (ray start) and set RAY_ADDRESS"
         )
-    note = job_dir(job) / "ray.json"
     if int(os.environ.get("RANK", "0")) == 0:
-        _start(options)
-        written = note.with_suffix(f".{os.getpid()}")
-        said = {
-            "address": ray.get_runtime_context().gcs_address,
-            "pid": os.getpid(),
-            "auth": os.environ.get(_AUTH_MODE),
-        }
-        written.write_text(json.dumps(said))
-        written.replace(note)
-        return True
-    said = _noted(note, timeout_s)
+        before = descendants()
+        _start(options, timeout_s)
+        _started = Cluster(note, _write(note), Reaper(descendants() - before))
+        return _started
+    said = _wait_for(note, timeout_s)
     if said["auth"] == "token":
         _authenticate()
     _connect(said["address"])
-    return False
+    return Cluster(note)
 
 
 def _world_size() -> int:
@@ -82,38 +146,93 @@ def _world_size() -> int:
 
 
 def _connect(address: str) -> None:
-    ray.init(address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
+    _init(address=address)
 
 
-def _start(options: RayOptions) -> None:
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=options.object_store_bytes,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        configure_logging=False,
-    )
+def _init(**options: Any) -> None:
+    """Connect, or start; what the process does when it is told to end stays as it was, and is not Ray's to say."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=False, **options)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:
+                    signal.signal(number, handler)
+
+
+def _start(options: RayOptions, timeout_s: float) -> None:
+    """Start a cluster, again where the machine is too busy for the time that Ray gives it.
+
+    Raises:
+        LoaderTimeout: it did not start in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            _init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=options.object_store_bytes,
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            if not any(word in str(error).lower() for word in ("timed out", "timeout", "connect")):
+                raise LoaderStopped(f"ray: no cluster could be started: {kind_and_message(error)}") from error
+            if time.monotonic() > deadline:
+                raise LoaderTimeout(
+                    f"ray: no cluster could be started within {timeout_s:g} s ({kind_and_message(error)})"
+                ) from error
+            logger.warning("ray: a cluster did not start, trying again: %s", error)
+            time.sleep(_RETRY_S)
 
 
 def _authenticate() -> None:
-    """Show the user's token to the cluster. A process that starts one does so by itself; one that joins, by an address
-    that it was given, does not, and Ray read the setting when it was imported."""
+    """Show the user's token to the cluster.
+
+    A process that starts one does so by itself. One that joins, by an address that it is given, does not, and Ray has
+    read the setting when it was imported.
+    """
     from ray._private.authentication import authentication_token_setup
 
     authentication_token_setup.maybe_enable_token_auth_if_token_available()
 
 
-def _noted(note: Path, timeout_s: float) -> dict[str, Any]:
+def _write(note: Path) -> IO[str]:
+    """Write down where the cluster is; the file is locked as long as this process lives."""
+    written = note.with_suffix(f".{os.getpid()}")
+    file = written.open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    said = {"address": ray.get_runtime_context().gcs_address, "auth": os.environ.get(_AUTH_MODE)}
+    file.write(json.dumps(said))
+    file.flush()
+    written.replace(note)
+    return file
+
+
+def _said(note: Path) -> dict[str, Any] | None:
+    """What a note says, if who wrote it is still there."""
+    try:
+        with note.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:  # it is
+                said: dict[str, Any] = json.load(file)
+                return said
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def _wait_for(note: Path, timeout_s: float) -> dict[str, Any]:
     """What rank 0 wrote down, once it has."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        try:
-            said: dict[str, Any] = json.loads(note.read_text())
-            os.kill(said["pid"], 0)
+        said = _said(note)
+        if said is not None:
             return said
-        except (OSError, ValueError, KeyError):  # not there yet, or left by a job that is gone
-            time.sleep(0.05)
+        time.sleep(_RETRY_S)
     raise LoaderTimeout(
         f"ray: rank 0 did not start a cluster within {timeout_s:g} s ({note} does not name one)"
     )

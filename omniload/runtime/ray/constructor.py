@@ -7,6 +7,7 @@ constructor hands over references and touches no payload itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -14,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import ray
 from ray.exceptions import RayError
 
 from omniload.constructor import pieces_of
-from omniload.errors import LoaderTimeout, kind_and_message
+from omniload.errors import LoaderTimeout, MixtureError, kind_and_message
 from omniload.observing.stats import ActorStats, ClientStats
-from omniload.pieces import Failure, join_pieces
-from omniload.planner import Plan, StreamState
+from omniload.pieces import join_pieces
+from omniload.planner import Plan
 from omniload.runtime.feed import AVOID_S, LoaderLost
 from omniload.runtime.plan_stream import Planned
 from omniload.runtime.ray.calls import FIRST_RETRY_S, LAST_RETRY_S, Raised, told
@@ -29,7 +31,10 @@ from omniload.runtime.ray.layout import Layout
 from omniload.runtime.ray.meter import Meter
 from omniload.runtime.ray.planner import ALIVE_EVERY_S, LOST_AFTER_S, Reply
 
+logger = logging.getLogger(__name__)
+
 Lanes: TypeAlias = tuple[int, ...]
+_SMALL_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +55,8 @@ class Part:
 class Served:
     """A step as it travels to a rank."""
 
-    plan: Plan
-    """The plan of the whole step."""
-    after: StreamState
-    """The stream after it."""
-    quarantined: tuple[Failure, ...]
-    """Rows that the step consumed and that make no sample."""
+    planned: Any
+    """The `Planned` of the whole step; if it is large, Ray's reference to the one that the ranks of a node share."""
     parts: tuple[Part, ...]
     """The payload of the rank's lanes; together the parts have every piece of the lanes, one lane after the other."""
 
@@ -77,6 +78,16 @@ class _Step:
     parts: dict[Lanes, tuple[Part, ...]] = field(default_factory=dict)
     asked: list[tuple[str, np.ndarray]] = field(default_factory=list)
     """Names of loaders, and the pieces that each was asked for."""
+    shared: Any = None
+    """What every rank gets; see `Served.planned`."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it came to something that is to be asked for again."""
+        done = self.outcome.done() and not self.outcome.cancelled()
+        return done and (
+            self.outcome.exception() is not None or not isinstance(self.outcome.result(), Planned)
+        )
 
 
 class Routes:
@@ -138,18 +149,41 @@ class ConstructorActor:
         self._taking: dict[str, _Taking] = {}
         self._steps: dict[tuple[str, int], _Step] = {}
         self._told: dict[str, int] = {}
+        self._made = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
+        # Made anew where every rank is gone, nobody else would call it, and the planner would never hear of it.
+        ray.get_runtime_context().current_actor.wake.remote()
 
-    async def alive(self, client: str, stats: ClientStats | None = None) -> None:
-        """A rank is there, even if it asks for nothing at the moment, and says how it is."""
+    async def wake(self) -> None:
+        """Begin to tell the planner who is there."""
+        self._watch()
+
+    async def alive(self, client: str, stats: ClientStats | None = None, digest: str | None = None) -> Any:
+        """A rank is there, even if it asks for nothing at the moment.
+
+        Args:
+            client: name of the rank.
+            stats: how it is.
+            digest: of what it loads, which has to be what the job does.
+        """
+        if digest not in (None, self._job.digest):
+            if not self._seen:
+                raise LoaderLost("the job that had the name before is just ending")
+            return Raised(
+                MixtureError(
+                    f"ray: job '{self._job.name}' loads another mixture, split or prefetch_steps; give the ranks of a"
+                    " job the same, and another loader another ray.job"
+                )
+            )
         if client not in self._seen:  # before the last one that leaves could end the job
-            with suppress(LoaderLost, RayError):
+            with suppress(LoaderLost, RayError, TimeoutError):
                 self._seen[client] = time.monotonic()
-                await self._say_alive(self._job.find(PLANNER))
+                await asyncio.wait_for(self._say_alive(self._job.find(PLANNER)), ALIVE_EVERY_S)
         self._seen[client] = time.monotonic()
         if stats is not None:
             self._said[client] = stats
         self._watch()
+        return None
 
     async def fetch(
         self, stream: str, client: str, lanes: Lanes, step: int, asked: int, lost: Sequence[str] = ()
@@ -172,7 +206,7 @@ class ConstructorActor:
                 self._let_go(before.stream)
             self._let_go(stream)
             at = self._steps.get((stream, step))
-            if at is None or (at.outcome.done() and not isinstance(at.outcome.result(), Planned)):
+            if at is None or at.failed:
                 task = asyncio.get_running_loop().create_task(self._planned(stream, step))
                 at = self._steps[stream, step] = _Step(outcome=task)
         try:
@@ -181,13 +215,23 @@ class ConstructorActor:
                 return planned
             if lost:
                 self._routes.lost(lost)
-                at.parts.clear()
+                at.parts = {
+                    lanes: parts
+                    for lanes, parts in at.parts.items()
+                    if not any(part.loader in lost for part in parts)  # or another rank has said so before
+                }
             with self._meter.answering():
                 parts = self._parts(at, stream, planned.plan, lanes)
+                if at.shared is None:
+                    small = planned.plan.pieces.nbytes + planned.after.carried.nbytes < _SMALL_BYTES
+                    at.shared = planned if small else ray.put(planned)
+        except LoaderLost:  # for the rank to make, and to ask again
+            self._steps.pop((stream, step), None)
+            raise
         except Exception as error:
             self._steps.pop((stream, step), None)
             return Raised(told(error))
-        return Served(plan=planned.plan, after=planned.after, quarantined=planned.quarantined, parts=parts)
+        return Served(planned=at.shared, parts=parts)
 
     async def stats(self) -> tuple[ActorStats, tuple[ClientStats, ...]]:
         """How it is, and its ranks are."""
@@ -198,7 +242,7 @@ class ConstructorActor:
         taken = self._taking.pop(client, None)
         if taken is not None:
             self._let_go(taken.stream)
-            leave = lambda planner: planner.leave.remote(taken.stream, [client])  # noqa: E731
+            leave = lambda planner: planner.leave.remote(taken.stream, self._node, [client])  # noqa: E731
             await self._call(PLANNER, leave, "leaving the stream")
 
     async def leave(self, client: str) -> None:
@@ -209,12 +253,15 @@ class ConstructorActor:
         await self._call(PLANNER, self._say_alive, "leaving the job")
 
     def _say_alive(self, planner: Any) -> Any:
-        return planner.alive.remote(self._node, len(self._seen))
+        asked = {one.stream: self._asked(one.stream) for one in self._taking.values()}
+        return planner.alive.remote(self._node, len(self._seen), asked)
 
     async def _planned(self, stream: str, step: int) -> Any:
         reply = await self._call(
             PLANNER,
-            lambda planner: planner.planned.remote(stream, step, self._asked(stream), self._layout),
+            lambda planner: planner.planned.remote(
+                stream, step, self._node, self._asked(stream), self._layout
+            ),
             f"the plan of step {step}",
         )
         if not isinstance(reply, Reply):
@@ -305,8 +352,8 @@ class ConstructorActor:
                 with suppress(LoaderLost):  # it keeps nothing then
                     self._job.find(name).release.remote(pieces)
         if asked:
-            with suppress(LoaderLost):  # it learns it with the next step it is asked for
-                self._job.find(PLANNER).ask.remote(stream, asked)
+            with suppress(LoaderLost):  # what it does not hear, it is told again with the next sign of life
+                self._job.find(PLANNER).ask.remote(stream, self._node, asked)
         else:
             del self._told[stream]
 
@@ -317,10 +364,18 @@ class ConstructorActor:
     async def _keep_watch(self) -> None:
         while True:
             now = time.monotonic()
-            for client in [client for client, at in self._seen.items() if at < now - LOST_AFTER_S]:
-                del self._seen[client]
-                self._said.pop(client, None)
-                await self.pause(client)
-            with suppress(LoaderLost):
-                self._say_alive(self._job.find(PLANNER))
+            try:
+                for client in [client for client, at in self._seen.items() if at < now - LOST_AFTER_S]:
+                    del self._seen[client]
+                    self._said.pop(client, None)
+                    taken = self._taking.pop(client, None)
+                    if taken is not None:  # the planner learns it, as nothing more is said of it
+                        self._let_go(taken.stream)
+                # Made anew, it has yet to hear of its ranks, and must not say that there are none.
+                if self._seen or now > self._made + LOST_AFTER_S:
+                    self._say_alive(self._job.find(PLANNER))
+            except LoaderLost:
+                pass  # it is being made anew
+            except Exception:  # who watches has to go on, whatever happened
+                logger.exception("job %s: the watch of the constructor", self._job.name)
             await asyncio.sleep(ALIVE_EVERY_S)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import hashlib
+import itertools
+import json
 import logging
 import os
 import sys
@@ -9,7 +13,10 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +38,8 @@ from omniload.runtime.ray.calls import ask
 from omniload.runtime.ray.constructor import ConstructorActor
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout, deal
-from omniload.runtime.ray.loaders import RemoteSources, make_loader
+from omniload.runtime.ray.loaders import RemoteSources, make_loaders
+from omniload.runtime.ray.placement import home, nodes_of, preferring
 from omniload.runtime.ray.planner import ALIVE_EVERY_S, PlannerActor
 from omniload.runtime.ray.runtime import RayRuntime
 
@@ -61,14 +69,20 @@ class RayHost:
     ) -> None:
         self._stats = weakref.WeakMethod(stats)
         options = mixture.ray
-        name = cluster.job_name(options.job)
-        self._started = cluster.join(options, name, settings.timeout_s)
+        digest = _digest(mixture, settings)
+        launch = cluster.job_name(options.job)
+        # Loaders of a process that load different things are different jobs; one that has a name of its own says so.
+        name = launch if options.job is not None else f"{launch}-{digest[:8]}"
+        self._cluster = cluster.join(options, launch, settings.timeout_s)
         self._node: str = ray.get_runtime_context().get_node_id()
         self._lanes = tuple(place.lanes_of(mixture))
-        self._client = f"{place.dp_rank}/{os.environ.get('RANK', uuid.uuid4().hex[:8])}"
+        # A process that starts again takes the seats that it had, and no others.
+        seat = next(_seats[name])
+        self._client = f"{place.dp_rank}/{os.environ.get('RANK', uuid.uuid4().hex[:8])}.{seat}"
         self._settings = settings
         self._job = Job(
             name=name,
+            digest=digest,
             mixture=mixture,
             settings=settings,
             layout=_layout(mixture),
@@ -78,12 +92,14 @@ class RayHost:
             import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
         )
         self._sources = RemoteSources(self._job, self.make)
-        self._urls: list[list[str]] | None = None
-        self._joined = False
-        self._heart = threading.Event()
-        self._ending = weakref.finalize(self, _leave, self._job, self._client, self._node, self._started)
+        self._seat = _Seat(job=self._job, client=self._client, node=self._node, cluster=self._cluster)
+        self._goodbye: weakref.finalize[..., Any] | None = None
         self._join()
-        self._urls = self._sources.urls()
+        try:
+            self._urls = self._sources.urls()
+        except BaseException:
+            self.close()
+            raise
 
     def identity(self) -> Identity:
         """Digests of everything the stream depends on."""
@@ -91,7 +107,6 @@ class RayHost:
 
     def urls(self, source: int) -> list[str]:
         """The files of a source."""
-        assert self._urls is not None, "asked for when the job was joined"
         return self._urls[source]
 
     def failures(self) -> list[Failure]:
@@ -106,48 +121,114 @@ class RayHost:
     def start(self, state: StreamState) -> RayRuntime:
         """Begin to fetch from a state on."""
         self._join()
-        return RayRuntime(self._job, self._node, self._client, self._lanes, state, self.make)
+        return RayRuntime(self._job, self._cluster, self._node, self._client, self._lanes, state, self.make)
 
     def close(self) -> None:
         """Leave the job; the last one ends its actors."""
-        if self._joined:
-            self._joined = False
-            self._heart.set()
-            _tell_leave(self._job, self._client, self._node)
+        if self._goodbye is not None:
+            self._goodbye.detach()
+            self._goodbye = None
+            self._seat.leave()
 
     def make(self) -> None:
         """Make the actors of the job that are not there."""
         job = self._job
         common = {"namespace": job.namespace, "lifetime": "detached", "get_if_exists": True}
-        for loader in job.layout.loaders:
-            make_loader(job, loader)
         core = {"max_restarts": -1, "num_cpus": 0, "max_concurrency": 10_000, **common}
-        ray.remote(PlannerActor).options(name=PLANNER, **core).remote(job)
+        # First, as it tells the other ranks that this node trains.
         here = NodeAffinitySchedulingStrategy(self._node, soft=False)
         ray.remote(ConstructorActor).options(
             name=job.constructor(self._node), scheduling_strategy=here, **core
         ).remote(job, self._node)
+        if not job.has(PLANNER):  # which makes the loaders that are missing later
+            make_loaders(job, job.layout, self._node)
+            of_rank_0 = home(nodes_of(job, self._node), self._node, os.environ.get("MASTER_ADDR"))
+            ray.remote(PlannerActor).options(name=PLANNER, **core, **preferring(of_rank_0)).remote(job)
 
     def _join(self) -> None:
-        if self._joined:
+        if self._goodbye is not None:
             return
+        self._cluster.check()
         self.make()
-        seat = self._job.constructor(self._node)
+        constructor = self._job.constructor(self._node)
         ask(
-            lambda: self._job.find(seat).alive.remote(self._client),
+            lambda: self._job.find(constructor).alive.remote(self._client, None, self._job.digest),
             self._settings.timeout_s,
             "the constructor",
             "joining the job",
             self.make,
         )
-        self._heart = threading.Event()
+        self._seat.take(self._stats)
+        # Where garbage is collected nothing may be waited for.
+        self._goodbye = weakref.finalize(self, self._seat.leave_soon)
+        self._goodbye.atexit = False
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Seat:
+    """The place of a rank in a job: who sits there says so again and again."""
+
+    job: Job
+    client: str
+    node: str
+    cluster: cluster.Cluster
+    left: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, stats: weakref.WeakMethod[Callable[[], ClientStats]]) -> None:
+        self.left = threading.Event()
+        _taken[id(self)] = self
         threading.Thread(
-            target=_beat,
-            args=(self._job, self._client, self._node, self._heart, self._stats),
-            name="omniload-alive",
-            daemon=True,
+            target=_beat, args=(self, self.left, stats), name="omniload-alive", daemon=True
         ).start()
-        self._joined = True
+
+    def leave(self) -> None:
+        """Say goodbye; the last one of a job ends its actors."""
+        self.left.set()
+        _taken.pop(id(self), None)
+        if not ray.is_initialized() or self.cluster.lost:
+            return
+        try:
+            ray.get(
+                self.job.find(self.job.constructor(self.node)).leave.remote(self.client), timeout=_LEAVING_S
+            )
+        except Exception as error:  # what is left, the planner ends when nobody has been heard for a while
+            logger.info("job %s: %s left without being heard: %s", self.job.name, self.client, error)
+
+    def leave_soon(self) -> None:
+        """As `leave`, in a thread."""
+        self.left.set()
+        threading.Thread(target=self.leave, name="omniload-leave", daemon=True).start()
+
+
+_seats: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+"""Numbers of the seats that this process has had, by job."""
+_taken: dict[int, _Seat] = {}
+"""Those it has now."""
+
+
+def _digest(mixture: Mixture, settings: Settings) -> str:
+    """Digest of what the ranks of a job have to agree on."""
+    said = [
+        mixture.model_dump(mode="json", exclude={"ray", "execution", "quarantine"}),
+        settings.split,
+        settings.prefetch_steps,
+    ]
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+@atexit.register  # after Ray's own, and so called before it
+def _at_exit() -> None:
+    """Leave every job, and end the cluster if this process started one."""
+    seats = list(_taken.values())
+    for seat in seats:
+        seat.leave()
+    deadline = time.monotonic() + _LEAVING_S
+    if cluster.started():
+        for seat in seats:
+            with suppress(Exception):  # nothing answers any more
+                while time.monotonic() < deadline and seat.job.has(PLANNER):
+                    time.sleep(0.05)
+    cluster.end()
 
 
 def _layout(mixture: Mixture) -> Layout:
@@ -160,44 +241,19 @@ def _layout(mixture: Mixture) -> Layout:
     return deal(weights, options.loaders or spare, options.shadows)
 
 
-def _beat(
-    job: Job,
-    client: str,
-    node: str,
-    stop: threading.Event,
-    stats: weakref.WeakMethod[Callable[[], ClientStats]],
-) -> None:
+def _beat(seat: _Seat, left: threading.Event, stats: weakref.WeakMethod[Callable[[], ClientStats]]) -> None:
     """Tell the constructor, again and again, that the rank is there, and how it is."""
-    while not stop.wait(ALIVE_EVERY_S):
-        now = stats()
+    while not left.wait(ALIVE_EVERY_S):
         try:
-            job.find(job.constructor(node)).alive.remote(client, now() if now is not None else None)
+            constructor = seat.job.find(seat.job.constructor(seat.node))
+            constructor.alive.remote(seat.client, _numbers(stats), seat.job.digest)
         except Exception:  # it is being made anew, or everything ends
             continue
 
 
-def _tell_leave(job: Job, client: str, node: str) -> None:
-    try:
-        ray.get(job.find(job.constructor(node)).leave.remote(client), timeout=_LEAVING_S)
-    except Exception as error:  # what is left, the planner ends when nobody has been heard for a while
-        logger.info("job %s: %s left without being heard: %s", job.name, client, error)
-
-
-def _leave(job: Job, client: str, node: str, started: bool) -> None:
-    """When the loader goes, or the process ends: leave, and end the cluster if it was started for the job."""
-    if not ray.is_initialized():
-        return
-    _tell_leave(job, client, node)
-    if started:
-        deadline = time.monotonic() + _LEAVING_S
-        while time.monotonic() < deadline and _exists(job):
-            time.sleep(0.05)
-        ray.shutdown()
-
-
-def _exists(job: Job) -> bool:
-    try:
-        job.find(PLANNER)
-    except Exception:
-        return False
-    return True
+def _numbers(stats: weakref.WeakMethod[Callable[[], ClientStats]]) -> ClientStats | None:
+    """How the rank is; in a call of its own, so that nothing keeps the loader alive between two of them."""
+    now = stats()
+    with suppress(Exception):  # that it is there counts for more
+        return now() if now is not None else None
+    return None

@@ -24,6 +24,8 @@ class Job:
 
     name: str
     """Tells it from other jobs on the cluster."""
+    digest: str
+    """Of what its ranks have to agree on."""
     mixture: Mixture
     """What is loaded."""
     settings: Settings
@@ -58,10 +60,20 @@ class Job:
         Raises:
             LoaderLost: there is none of that name.
         """
+        if not ray.is_initialized():  # this call would start a cluster
+            raise LoaderLost(f"{name} is not there, as this process left the cluster")
         try:
             return ray.get_actor(name, namespace=self.namespace)
         except ValueError:
             raise LoaderLost(f"{name} is not there") from None
+
+    def has(self, name: str) -> bool:
+        """Whether there is an actor of that name, be it just being made anew."""
+        try:
+            self.find(name)
+        except LoaderLost:
+            return False
+        return True
 
     def enter(self) -> None:
         """Make a process of an actor find the same modules as the ranks do."""

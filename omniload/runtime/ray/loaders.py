@@ -19,12 +19,14 @@ from omniload.pieces import Cursor, Failure, SampleChunk
 from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import LoaderLost
 from omniload.runtime.ray.calls import Raised, answer, ask, result
-from omniload.runtime.ray.job import Job
+from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout, Loader
 from omniload.runtime.ray.meter import Meter
+from omniload.runtime.ray.placement import nodes_of, places, preferring
 from omniload.samples.tokenize import Tokenizer
 from omniload.scaling.profile import SourceProfile, profile_source
 
+_LOOK_UP_S = 10.0
 THREADS = 8
 """Calls that a loader works on at once: payload is handed out while windows are read."""
 
@@ -44,7 +46,8 @@ class LoaderActor:
         names = tuple(job.mixture.names[source] for source in loader.sources)
         self._meter = Meter(loader.name, "loader", names, shadow=loader.shadow)
         self._loaders: dict[int, SourceLoader] = {}
-        self._opening = threading.Lock()
+        self._opening = {source: threading.Lock() for source in loader.sources}
+        self._reading_tokenizer = threading.Lock()
         self._loaded_tokenizer: Tokenizer | None = None
 
     def open(self) -> Any:
@@ -123,7 +126,9 @@ class LoaderActor:
         return self._meter.stats(queue_bytes=held), ()
 
     def _loader(self, source: int) -> SourceLoader:
-        with self._opening:  # once, by whoever comes first
+        if (there := self._loaders.get(source)) is not None:
+            return there
+        with self._opening[source]:  # once, by whoever comes first
             if source not in self._loaders:
                 self._loaders[source] = self._open(source)
             return self._loaders[source]
@@ -142,9 +147,10 @@ class LoaderActor:
         path = self._job.mixture.tokenizer
         if path is None:
             return None
-        if self._loaded_tokenizer is None:
-            self._loaded_tokenizer = Tokenizer.from_file(path)
-        return self._loaded_tokenizer
+        with self._reading_tokenizer:
+            if self._loaded_tokenizer is None:
+                self._loaded_tokenizer = Tokenizer.from_file(path)
+            return self._loaded_tokenizer
 
 
 class RemoteLoader:
@@ -208,6 +214,7 @@ class RemoteSources:
     def __init__(self, job: Job, mend: Callable[[], None]) -> None:
         self._job = job
         self._mend = mend
+        self._layout = job.layout
         self._timeout_s = job.settings.timeout_s
 
     def urls(self) -> list[list[str]]:
@@ -220,8 +227,9 @@ class RemoteSources:
 
     def failures(self) -> list[Failure]:
         """The rows quarantined last, by any of the loaders."""
+        self._look_up()
         found: list[Failure] = []
-        for loader in self._job.layout.loaders:
+        for loader in self._layout.loaders:
             with suppress(LoaderLost):  # what it noted is gone with it
                 actor = self._job.find(loader.name)
                 found += result(actor.failures.remote(), self._timeout_s, loader.name)
@@ -233,28 +241,46 @@ class RemoteSources:
 
     def origins(self, source: int, file: int, block: int, rows: np.ndarray) -> tuple[list[str], np.ndarray]:
         """As `SourceLoader.origins`."""
-        layout = self._job.layout
-        members = [*layout.readers(source), *layout.shadows(source)]
         found: tuple[list[str], np.ndarray] = self._ask(
-            members, lambda actor: actor.origins.remote(source, file, block, rows)
+            source, lambda actor: actor.origins.remote(source, file, block, rows)
         )
         return found
 
     def _of_sources(self, method: str) -> list[Any]:
+        """What every loader says of its sources; all of them work on it at the same time."""
+        self._look_up()
         found: dict[int, Any] = {}
-        layout = self._job.layout
-        for loader in layout.loaders:
-            if not loader.shadow:
-                members = [loader.name, *layout.shadows(loader.sources[0])]
-                answers = self._ask(members, lambda actor: getattr(actor, method).remote())
+        readers = [loader for loader in self._layout.loaders if not loader.shadow]
+        for loader in readers:
+            with suppress(LoaderLost):  # asked again below
+                getattr(self._job.find(loader.name), method).remote()
+        for loader in readers:
+            missing = [source for source in loader.sources if source not in found]
+            if missing:
+                answers = self._ask(missing[0], lambda actor: getattr(actor, method).remote(), loader.name)
                 found |= zip(loader.sources, answers, strict=True)
         return [found[source] for source in range(len(found))]
 
-    def _ask(self, members: Sequence[str], call: Callable[[Any], Any]) -> Any:
-        """Ask whichever of some actors answers, one after the other."""
-        turns = itertools.cycle(members)
-        what = members[0]
-        return ask(lambda: call(self._job.find(next(turns))), self._timeout_s, what, what, self._mend)
+    def _ask(self, source: int, call: Callable[[Any], Any], first: str = "") -> Any:
+        """Ask whichever of the loaders of a source answers, one after the other."""
+        tries = itertools.count()
+
+        def next_one() -> Any:
+            members = [*self._layout.readers(source), *self._layout.shadows(source)]
+            members.sort(key=lambda name: name != first)
+            return call(self._job.find(members[next(tries) % len(members)]))
+
+        what = f"source '{self._job.mixture.names[source]}'"
+        return ask(next_one, self._timeout_s, "its loader", what, self._mend_and_look_up)
+
+    def _mend_and_look_up(self) -> None:
+        self._mend()
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """The loaders there are now; those that were known last, where nobody tells."""
+        with suppress(LoaderLost):
+            self._layout = result(self._job.find(PLANNER).layout.remote(), _LOOK_UP_S, PLANNER)
 
 
 class RemoteSource:
@@ -278,9 +304,34 @@ def remote_loaders(job: Job, layout: Layout, source: int) -> list[RemoteLoader]:
     return [RemoteLoader(job, source, name, patience_s) for name in members]
 
 
-def make_loader(job: Job, loader: Loader) -> None:
-    """Make the actor, if it is not there."""
-    options = {"max_restarts": -1, "max_concurrency": THREADS, **job.loader_options}
-    ray.remote(LoaderActor).options(
-        name=loader.name, namespace=job.namespace, lifetime="detached", get_if_exists=True, **options
-    ).remote(job, loader)
+def make_loaders(job: Job, layout: Layout, own: str | None = None) -> None:
+    """Make those that are not there, each on the node that `placement.places` gives it.
+
+    Args:
+        job: the job.
+        layout: its loaders.
+        own: the node of the rank that makes them, if one does.
+    """
+    named: list[dict[str, Any]] = ray.util.list_named_actors(all_namespaces=True)
+    there = {one["name"] for one in named if one["namespace"] == job.namespace}
+    missing = [loader for loader in layout.loaders if loader.name not in there]
+    if not missing:
+        return
+    reserved = job.loader_options
+    at = places(
+        layout.loaders,
+        nodes_of(job, own),
+        cpus=reserved.get("num_cpus", 0.0),
+        resources=reserved.get("resources", {}),
+    )
+    for loader in missing:
+        ray.remote(LoaderActor).options(
+            name=loader.name,
+            namespace=job.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_concurrency=THREADS,
+            **reserved,
+            **preferring(at.get(loader.name)),
+        ).remote(job, loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +23,15 @@ from omniload.observing.stats import ActorStats, ClientStats
 from omniload.observing.timing import Timing
 from omniload.pieces import Cursor, SampleChunk
 from omniload.planner import Planner, StreamState
-from omniload.planner.decisions import Decision
-from omniload.runtime.feed import LoaderLost, SourceFeed
+from omniload.planner.decisions import Decision, to_json
+from omniload.runtime.feed import AVOID_S, ChunkReader, LoaderLost, SourceFeed
 from omniload.runtime.plan_log import PlanLog
-from omniload.runtime.plan_stream import Outcome, Planned, PlanStream, StepGone
+from omniload.runtime.plan_stream import Outcome, Planned, PlanStream
 from omniload.runtime.ray.autoscale import Autoscaler, Counters
 from omniload.runtime.ray.calls import Raised, told
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout
-from omniload.runtime.ray.loaders import make_loader, remote_loaders
+from omniload.runtime.ray.loaders import RemoteLoader, make_loaders, remote_loaders
 from omniload.runtime.ray.meter import Meter
 from omniload.runtime.ray.reporting import Reporter
 from omniload.runtime.steps import End
@@ -45,7 +46,10 @@ SNAPSHOT_EVERY = 16
 READERS = 16
 """Reads that wait for loaders at once."""
 LOST_AFTER_S = 15.0
-"""A node whose constructor is silent for so long takes part no more."""
+"""A rank that its constructor has not heard of for so long takes part no more."""
+_SILENT_AFTER_S = 45.0
+"""A node whose constructor is silent for so long takes part no more: on a busy machine it may take a while to be made
+anew."""
 ALIVE_EVERY_S = 2.0
 """How often ranks tell constructors that they are there, and constructors the planner."""
 _LAST_WORD_S = 0.2
@@ -78,10 +82,12 @@ class Feeds:
     Args:
         job: the job.
         layout: those actors.
-        lost: told of a source's loader that does not answer, by its place among them, and why.
+        lost: told of a source's loader that does not answer, and why.
     """
 
-    def __init__(self, job: Job, layout: Layout, lost: Callable[[str, int, LoaderLost], None]) -> None:
+    def __init__(
+        self, job: Job, layout: Layout, lost: Callable[[str, ChunkReader, LoaderLost], None]
+    ) -> None:
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="omniload-read")
         chaos = job.settings.chaos
         self._feeds = [
@@ -136,126 +142,193 @@ class PlannerActor:
     def __init__(self, job: Job) -> None:
         job.enter()
         self._job = job
-        self._layout = job.layout
+        # Of no layout that another planner of the job made before.
+        self._layout = replace(job.layout, version=time.time_ns())
         self._meter = Meter(PLANNER, "planner")
         self._planning = Timing()
         self._reporter = Reporter(job)
         self._scaler: Autoscaler | None = None
+        self._scaled = ""  # the stream that it observes
         self._streams: dict[str, tuple[PlanStream, Feeds]] = {}
         self._seen: dict[str, float] = {}
+        # By stream and client: which node said last that it takes steps, and when. By client: what it opened, and when.
+        self._heard: dict[tuple[str, str], tuple[str, float]] = {}
+        self._opened: dict[str, tuple[str, float]] = {}
+        self._lost_at: dict[tuple[str, str], float] = {}
+        self._opening = asyncio.Lock()
         self._made = time.monotonic()
         self._used = False
         self._watching: asyncio.Task[None] | None = None
+        # Made anew where every rank is gone, nobody else would call it, and it would stay for ever.
+        ray.get_runtime_context().current_actor.wake.remote()
+
+    async def wake(self) -> None:
+        """Begin to watch who is there."""
+        self._watch()
+
+    async def layout(self) -> Layout:
+        """The loaders there are."""
+        return self._layout
 
     async def open(self, client: str, state: StreamState) -> Any:
         """The stream that goes on from a state, begun if there is none: its name."""
         self._watch()
-        name = next((name for name, (one, _) in self._streams.items() if one.join(client, state)), None)
-        if name is None:
-            name = f"{state.step}-{uuid.uuid4().hex[:8]}"
-            try:
-                log = PlanLog.begin(
-                    self._log_of(name), self._job.mixture.names, state, snapshot_every=SNAPSHOT_EVERY
-                )
-                stream = self._begin(name, state, log)
-            except Exception as error:
-                return Raised(told(error))
-            joined = stream.join(client, state)
-            assert joined, "a stream begins with the state that it is begun from"
-        for other, (stream, _) in list(self._streams.items()):
-            if other != name and client in stream.clients:  # it started again, and takes no more of that one
-                await self.leave(other, [client])
+        async with self._opening:
+            name = next((name for name, (one, _) in self._streams.items() if one.join(client, state)), None)
+            if name is None:
+                name = f"{state.step}-{uuid.uuid4().hex[:8]}"
+                try:
+                    log = await asyncio.to_thread(self._begin_log, name, state)
+                    # Ranks that are a little later than this one are to find its first steps.
+                    stream = self._begin(name, state, log, keep_s=LOST_AFTER_S)
+                except Exception as error:
+                    return Raised(told(error))
+                joined = stream.join(client, state)
+                assert joined, "a stream begins with the state that it is begun from"
+        self._opened[client] = name, time.monotonic()
+        self._heard[name, client] = "", time.monotonic()
+        for other in list(self._streams):
+            if other != name:  # it started again, and takes no more of that one
+                self._left(other, client)
         return name
 
-    async def planned(self, name: str, step: int, asked: Mapping[str, int], layout: int) -> Any:
+    async def planned(self, name: str, step: int, node: str, asked: Mapping[str, int], layout: int) -> Any:
         """What becomes of a step, once it is planned: `Reply`, `Raised` or `Unknown`.
 
         Args:
             name: of the stream.
             step: the step.
+            node: who asks.
             asked: what the ranks of the node ask for, by name.
             layout: version of the layout that is known there.
         """
         self._watch()
-        outcome = await self._planned(name, step, asked)
+        outcome = await self._planned(name, step, node, asked)
         if not isinstance(outcome, Planned | End):
             return outcome
         return Reply(outcome=outcome, layout=None if layout == self._layout.version else self._layout)
 
-    async def _planned(self, name: str, step: int, asked: Mapping[str, int]) -> Any:
-        if name not in self._streams and not (asked and self._recover(name, min(asked.values()))):
-            return Unknown()
+    async def _planned(self, name: str, step: int, node: str, asked: Mapping[str, int]) -> Any:
+        async with self._opening:
+            if name not in self._streams and not (asked and await self._recover(name, min(asked.values()))):
+                return Unknown()
+        self._hear(name, node, asked)
         stream, _ = self._streams[name]
-        for client in asked.keys() - stream.clients:
-            stream.adopt(client, asked[client])
-        stream.ask(asked)
         outcome: Outcome = await asyncio.wrap_future(stream.planned(step))
-        if isinstance(outcome, StepGone):
+        if isinstance(outcome, LoaderStopped):  # the step is gone, or the stream
             return Unknown()
         return Raised(told(outcome)) if isinstance(outcome, BaseException) else outcome
 
-    def _begin(self, name: str, state: StreamState, log: PlanLog, keep_s: float = 0.0) -> PlanStream:
+    def _begin_log(self, name: str, state: StreamState) -> PlanLog:
+        names = self._job.mixture.names
+        return PlanLog.begin(self._log_of(name), names, state, snapshot_every=SNAPSHOT_EVERY)
+
+    def _begin(self, name: str, state: StreamState, log: PlanLog, keep_s: float) -> PlanStream:
         feeds = Feeds(self._job, self._layout, self._lost)
         planner = Planner(self._job.mixture, feeds, state)
-        ahead = self._job.settings.prefetch_steps + 1
+        # Who trains on step t asks for t + 1 already, and may decide about t + prefetch_steps + 2.
+        ahead = self._job.settings.prefetch_steps
         stream = PlanStream(planner, ahead=ahead, log=log, planning=self._planning, keep_s=keep_s)
         self._streams[name] = (stream, feeds)
         self._reporter.events.write(EventKind.STREAM_OPENED, step=state.step)
         return stream
 
-    def _recover(self, name: str, step: int) -> bool:
+    async def _recover(self, name: str, step: int) -> bool:
         """Go on with a stream of the planner that was before this one; False if it left none that can be."""
         try:
-            log = PlanLog.open(self._log_of(name), self._job.mixture.names, snapshot_every=SNAPSHOT_EVERY)
-            if log is None:
+            found = await asyncio.to_thread(self._recovered, name, step)
+            if found is None:
                 return False
-            try:
-                # Ranks of other nodes may be as far behind.
-                recovery = log.recover(max(0, step - self._job.settings.prefetch_steps - 1))
-            except StateError:
-                recovery = log.recover(step)
-            self._begin(name, recovery.state, log, keep_s=LOST_AFTER_S)
+            log, state = found
+            self._begin(name, state, log, keep_s=LOST_AFTER_S)
         except Exception as error:
             logger.warning("stream %s: its plan log cannot be used, so it is planned anew: %s", name, error)
             return False
         return True
 
+    def _recovered(self, name: str, step: int) -> tuple[PlanLog, StreamState] | None:
+        log = PlanLog.open(self._log_of(name), self._job.mixture.names, snapshot_every=SNAPSHOT_EVERY)
+        if log is None:
+            return None
+        try:
+            try:
+                # Ranks of other nodes may be as far behind.
+                recovery = log.recover(max(0, step - self._job.settings.prefetch_steps - 1))
+            except StateError:
+                recovery = log.recover(step)
+        except BaseException:
+            log.close()
+            raise
+        return log, recovery.state
+
     def _log_of(self, name: str) -> Store:
         return Store(f"{self._job.log}/{name}")
 
-    async def ask(self, name: str, asked: Mapping[str, int]) -> None:
-        """Clients have come to ask for steps."""
-        if name in self._streams:
-            self._streams[name][0].ask(asked)
+    async def ask(self, name: str, node: str, asked: Mapping[str, int]) -> None:
+        """Clients of a node have come to ask for steps."""
+        self._hear(name, node, asked)
 
-    async def decide(self, name: str, client: str, decision: Decision, nth: int) -> Any:
-        """A client made a decision."""
+    def _hear(self, name: str, node: str, asked: Mapping[str, int]) -> None:
+        if name not in self._streams:
+            return
+        stream, now = self._streams[name][0], time.monotonic()
+        for client, step in asked.items():
+            if client not in stream.clients:
+                opened, at = self._opened.get(client, (name, now))
+                if opened != name and at > now - LOST_AFTER_S:
+                    continue  # this was said before it opened the other, and would have its clients wait for nobody
+                stream.adopt(client, step)
+            self._heard[name, client] = node, now
+        stream.ask(asked)
+
+    async def decide(self, name: str, client: str, asked: int, decision: Decision, nth: int) -> Any:
+        """A client made a decision.
+
+        Args:
+            name: of the stream.
+            client: the rank.
+            asked: the first step it is not done with.
+            decision: what it decided.
+            nth: how often it decided just this, this time included.
+        """
         if name not in self._streams:
             return Unknown()
+        stream, _ = self._streams[name]
+        stream.adopt(client, asked)  # if this planner has yet to hear of it
+        self._heard.setdefault((name, client), ("", time.monotonic()))
         try:
-            self._streams[name][0].decide(client, decision, nth)
+            await asyncio.to_thread(stream.decide, client, decision, nth)  # it is written down first
         except Exception as error:
             return Raised(told(error))
+        self._reporter.events.write(EventKind.DECISION, decision=to_json(decision))
         return None
 
-    async def leave(self, name: str, clients: Sequence[str]) -> None:
-        """Clients take no more steps of a stream."""
+    async def leave(self, name: str, node: str, clients: Sequence[str]) -> None:
+        """Clients of a node take no more steps of a stream."""
+        for client in clients:
+            if self._heard.get((name, client), ("", 0.0))[0] in ("", node):  # or else it goes on elsewhere
+                self._left(name, client)
+
+    def _left(self, name: str, client: str) -> None:
+        self._heard.pop((name, client), None)
         if name in self._streams:
             stream, _ = self._streams[name]
-            for client in clients:
+            if client in stream.clients:
                 stream.leave(client)
-            if not stream.clients:
-                self._stop(name)
+                if not stream.clients:
+                    self._stop(name)
 
-    def _lost(self, source: str, member: int, why: LoaderLost) -> None:
-        number = self._job.mixture.names.index(source)
-        members = [*self._layout.readers(number), *self._layout.shadows(number)]
-        following = members[(member + 1) % len(members)]
-        self._reporter.events.write(
-            EventKind.ACTOR_LOST, actor=members[member], role="loader", reason=str(why)
-        )
-        if following in self._layout.shadows(number):
-            self._reporter.events.write(EventKind.PROMOTED, source=source, actor=following)
+    def _lost(self, source: str, loader: ChunkReader, why: LoaderLost) -> None:
+        """Write down that a loader does not answer, once for all reads that learn of it."""
+        assert isinstance(loader, RemoteLoader), "what feeds read from here"
+        now = time.monotonic()
+        if self._lost_at.get((source, loader.actor), -AVOID_S) > now - AVOID_S:
+            return
+        self._lost_at[source, loader.actor] = now
+        self._reporter.events.write(EventKind.ACTOR_LOST, actor=loader.actor, role="loader", reason=str(why))
+        shadows = self._layout.shadows(self._job.mixture.names.index(source))
+        if shadows and loader.actor not in shadows:
+            self._reporter.events.write(EventKind.PROMOTED, source=source, actor=shadows[0])
 
     async def stale_answers(self) -> int:
         """Answers of loaders that were refused."""
@@ -265,9 +338,17 @@ class PlannerActor:
         """How it is, and the ranks that it speaks for: none."""
         return self._meter.stats(stale_answers=await self.stale_answers()), ()
 
-    async def alive(self, node: str, num_clients: int) -> None:
-        """A constructor is there, and so many ranks of its node."""
+    async def alive(self, node: str, num_clients: int, asked: Mapping[str, Mapping[str, int]]) -> None:
+        """A constructor is there, and so many ranks of its node.
+
+        Args:
+            node: its node.
+            num_clients: ranks.
+            asked: by stream, what they ask for, by name.
+        """
         self._watch()
+        for name, of_stream in asked.items():
+            self._hear(name, node, of_stream)
         if num_clients:
             self._seen[node] = time.monotonic()
             self._used = True
@@ -278,6 +359,7 @@ class PlannerActor:
 
     def _watch(self) -> None:
         if self._watching is None:
+            self._make_loaders()
             if ray.get_runtime_context().was_current_actor_reconstructed:
                 self._kill({name for name in names_of(self._job) if name not in self._known()})
             self._watching = asyncio.get_running_loop().create_task(self._keep_watch())
@@ -285,12 +367,27 @@ class PlannerActor:
     async def _keep_watch(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
-            await self._report()
-            if self._job.mixture.ray.autoscale:
-                await self._scale()
-            now = time.monotonic()
-            self._seen = {node: at for node, at in self._seen.items() if at > now - LOST_AFTER_S}
-            self._end_if_unused()
+            try:
+                now = time.monotonic()
+                self._seen = {node: at for node, at in self._seen.items() if at > now - _SILENT_AFTER_S}
+                for (name, client), (_, at) in list(self._heard.items()):
+                    if at < now - _SILENT_AFTER_S:
+                        self._left(name, client)
+                self._end_if_unused()
+                self._make_loaders()
+                await self._report()
+                if self._job.mixture.ray.autoscale:
+                    await self._scale()
+            except Exception:  # who watches has to go on, whatever happened
+                logger.exception("job %s: the planner's watch", self._job.name)
+
+    def _make_loaders(self) -> None:
+        """Make those that are gone for good, and have those that stand by open their sources."""
+        make_loaders(self._job, self._layout)
+        for loader in self._layout.loaders:
+            if loader.shadow:
+                with suppress(LoaderLost):
+                    self._job.find(loader.name).open.remote()
 
     async def _report(self) -> None:
         stream = max((one for one, _ in self._streams.values()), key=lambda one: one.step, default=None)
@@ -306,10 +403,11 @@ class PlannerActor:
 
     async def _scale(self) -> None:
         """Let the scaler see how the stream goes, and give the sources the loaders it decides on."""
-        name, stream = next(((name, one) for name, (one, _) in self._streams.items()), (None, None))
-        if name is None or stream is None:
+        if len(self._streams) != 1:  # none, or ranks that go different ways for a moment
             return
-        feeds = self._streams[name][1]
+        [(name, (stream, feeds))] = self._streams.items()
+        if self._scaled != name:  # another one, whose counters begin anew
+            self._scaled, self._scaler = name, None
         now = Counters(
             at_s=time.monotonic(), state=stream.after, stalled_s=stream.stalled_s, waited_s=feeds.waited_s
         )
@@ -325,9 +423,8 @@ class PlannerActor:
             self._reporter.events.write(EventKind.SCALED, **decision.to_json())
         if layout.version != self._layout.version:
             gone = {one.name for one in self._layout.loaders} - {one.name for one in layout.loaders}
-            for loader in layout.loaders:
-                make_loader(self._job, loader)
             self._layout = layout
+            self._make_loaders()
             for _, each in self._streams.values():
                 each.share(self._job, layout)
             asyncio.get_running_loop().call_later(_LET_GO_S, self._kill, gone)
@@ -336,7 +433,8 @@ class PlannerActor:
         found: dict[int, SourceProfile] = {}
         for loader in self._layout.loaders:
             if not loader.shadow:
-                profiles = await self._job.find(loader.name).profile.remote(_PROFILE_S)
+                asked = self._job.find(loader.name).profile.remote(_PROFILE_S)
+                profiles = await asyncio.wait_for(asked, self._job.settings.timeout_s)
                 if isinstance(profiles, Raised):
                     raise profiles.error
                 found |= zip(loader.sources, profiles, strict=True)
@@ -362,8 +460,15 @@ class PlannerActor:
 
     def _stop(self, name: str) -> None:
         stream, feeds = self._streams.pop(name)
+        stream.stop()  # first, so that this is what ends it
         feeds.stop()
-        stream.stop()
+        threading.Thread(
+            target=self._forget, args=(name, stream), name="omniload-forget", daemon=True
+        ).start()
+
+    def _forget(self, name: str, stream: PlanStream) -> None:
+        """Remove the log of a stream that nobody takes any more."""
+        stream.join_thread(_LET_GO_S)
         with suppress(StorageError):  # a folder that stays does no harm
             Store(self._job.log).delete_tree(name)
 

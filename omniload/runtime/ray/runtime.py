@@ -21,14 +21,18 @@ from omniload.planner import StreamState
 from omniload.planner.decisions import Decision
 from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import LoaderLost
+from omniload.runtime.plan_stream import Planned
 from omniload.runtime.ray.calls import FIRST_RETRY_S, LAST_RETRY_S, ask, result
+from omniload.runtime.ray.cluster import Cluster
 from omniload.runtime.ray.constructor import Lanes, Served
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.planner import Unknown
-from omniload.runtime.steps import End, Ready, Step, bytes_of
+from omniload.runtime.steps import End, Ready, Step, bytes_of, bytes_of_lane
 
 _LOOK_UP_S = 1.0
 """How often a wait looks whether it is still wanted."""
+_GOODBYE_S = 5.0
+"""How long whoever stops waits for what is under way."""
 _AT_ONCE_S = 0.5
 """For what is there, or was waited for in vain."""
 
@@ -51,6 +55,7 @@ class RayRuntime:
 
     Args:
         job: the job.
+        cluster: where it runs.
         node: the node whose constructor is asked.
         client: name of the rank.
         lanes: its lanes.
@@ -61,6 +66,7 @@ class RayRuntime:
     def __init__(
         self,
         job: Job,
+        cluster: Cluster,
         node: str,
         client: str,
         lanes: Lanes,
@@ -68,6 +74,7 @@ class RayRuntime:
         make: Callable[[], None],
     ) -> None:
         self._job = job
+        self._cluster = cluster
         self._node = node
         self._client = client
         self._lanes = lanes
@@ -81,6 +88,7 @@ class RayRuntime:
         self._decisions = list(state.decisions)
         self._deciding = threading.Lock()
         self._fetching = Timing()
+        self._last_bytes = 0  # of the lanes of a step
         self._stream: str | None = None
         self._moved = threading.Event()
         self._stopping = threading.Event()
@@ -122,13 +130,20 @@ class RayRuntime:
             stream = self._stream
             if stream is None:  # it is part of the state that the stream is opened with
                 return
-        known = ask(
-            lambda: self._job.find(PLANNER).decide.remote(stream, self._client, decision, nth),
-            self._timeout_s,
-            PLANNER,
-            "telling the planner of a decision",
-        )
-        if isinstance(known, Unknown):
+        try:
+            planner_knows = ask(
+                lambda: self._job.find(PLANNER).decide.remote(
+                    stream, self._client, self._asked, decision, nth
+                ),
+                self._timeout_s,
+                PLANNER,
+                "telling the planner of a decision",
+            )
+        except Exception:
+            with self._deciding:
+                self._decisions.remove(decision)
+            raise
+        if isinstance(planner_knows, Unknown):
             self._stream = None
 
     def stop(self) -> None:
@@ -138,9 +153,12 @@ class RayRuntime:
         self._ready.put(
             LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")
         )
+        # What it might still ask for would come after the goodbye.
+        self._thread.join(_GOODBYE_S)
         with suppress(Exception):  # who is not heard is left out after a while
+            self._cluster.check()
             constructor = self._job.find(self._job.constructor(self._node))
-            ray.get(constructor.pause.remote(self._client), timeout=self._timeout_s)
+            ray.get(constructor.pause.remote(self._client), timeout=_GOODBYE_S)
 
     def abandon(self) -> None:
         """As `Runtime.abandon`."""
@@ -158,7 +176,7 @@ class RayRuntime:
         following = self._state.step
         while not self._stopping.is_set():
             self._moved.clear()
-            while following <= self._asked + self._prefetch and len(fetched) <= self._prefetch:
+            while following <= self._asked + self._prefetch and self._has_room(len(fetched)):
                 asked_s[following] = time.perf_counter()
                 fetched.append((following, self._ask_for(following)))
                 following += 1
@@ -172,21 +190,32 @@ class RayRuntime:
             if isinstance(received, End):
                 self._ready.put(received)
                 return
-            served, payload = received
-            lanes = self._build.build(served.plan, self._lanes, payload)
+            planned, payload = received
+            lanes = self._build.build(planned.plan, self._lanes, payload)
             self._fetching.record(time.perf_counter() - asked_s.pop(step))
+            self._last_bytes = sum(map(bytes_of_lane, lanes))
             if self._chaos:
                 self._chaos.delay()
-            before, self._state = self._state, served.after
+            with self._deciding:
+                before = replace(self._state, decisions=self._decided_from(step))
+                self._state = planned.after
             self._ready.put(
                 Step(
-                    plan=served.plan,
+                    plan=planned.plan,
                     before=before,
-                    after=served.after,
+                    after=planned.after,
                     lanes=lanes,
-                    quarantined=served.quarantined,
+                    quarantined=planned.quarantined,
                 )
             )
+
+    def _has_room(self, num_asked: int) -> bool:
+        """Whether another step may be asked for, with so many on their way; a step at least is."""
+        held = self.ready()
+        if not num_asked and not held.steps:
+            return True
+        num_bytes = held.num_bytes + (num_asked + 1) * self._last_bytes
+        return num_asked <= self._prefetch and num_bytes <= self._job.mixture.ray.prefetch_bytes
 
     def _ask_for(self, step: int, lost: Sequence[str] = ()) -> Any:
         """Ask for a step; None where there is nobody to ask, which `_receive` mends."""
@@ -200,7 +229,7 @@ class RayRuntime:
 
     def _receive(
         self, step: int, ref: Any, fetched: deque[tuple[int, Any]]
-    ) -> tuple[Served, Payload] | End | None:
+    ) -> tuple[Planned, Payload] | End | None:
         """Wait for a step, asking again where an actor was lost; None if the runtime was stopped."""
         deadline = time.monotonic() + self._timeout_s
         pause_s, patience_s = FIRST_RETRY_S, self._job.slow_s
@@ -216,9 +245,12 @@ class RayRuntime:
                         return end
                     case Served() as found:
                         payload = self._payload(found, patience_s, deadline)
-                        return None if payload is None else (found, payload)
+                        if payload is None:
+                            return None
+                        return self._planned(found), payload
                     case Unknown():
                         self._stream = None
+                        raise LoaderLost("the planner does not know the stream any more")
             except LoaderLost as why:
                 if isinstance(why, _PartsLost):
                     lost = why.loaders
@@ -227,14 +259,21 @@ class RayRuntime:
                     raise LoaderTimeout(
                         f"step {step}: not there within {self._timeout_s:g} s ({why})"
                     ) from None
-                self._make()
                 if self._stopping.wait(pause_s):
                     return None
+                self._make()
                 pause_s = min(2 * pause_s, LAST_RETRY_S)
             ref = self._ask_for(step, lost)
             if not lost:  # those asked for after it went the same way
                 for i, (later, _) in enumerate(fetched):
                     fetched[i] = (later, self._ask_for(later))
+
+    def _planned(self, served: Served) -> Planned:
+        if isinstance(served.planned, Planned):
+            return served.planned
+        self._cluster.check()
+        planned: Planned = result(served.planned, _AT_ONCE_S, "the constructor")
+        return planned
 
     def _payload(self, served: Served, patience_s: float, deadline: float) -> Payload | None:
         """The payload of this rank's lanes; None if the runtime was stopped meanwhile.
@@ -252,6 +291,7 @@ class RayRuntime:
         for others, until in ((True, soon), (False, deadline)):
             if not self._wait([part.bundle for part in parts if part.others == others], until):
                 return None
+        self._cluster.check()  # Ray ends a process that looks for what lay in the memory of a node that is gone
         payloads, lost, whys = [], [], []
         for part in parts:
             try:
@@ -268,23 +308,28 @@ class RayRuntime:
         return Payload.gathered(sum(map(len, places)), zip(places, payloads, strict=True))
 
     def _wait(self, refs: list[Any], deadline: float) -> bool:
-        """Wait until calls are answered, or a time is over; False if the runtime was stopped meanwhile."""
+        """Wait until calls are answered, or a time is over; False if the runtime was stopped meanwhile.
+
+        Raises:
+            LoaderStopped: the cluster is gone.
+        """
         while not self._stopping.is_set():
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not refs:
                 return True
+            self._cluster.check()
             _, refs = ray.wait(refs, num_returns=len(refs), timeout=min(_LOOK_UP_S, left_s))
         return False
+
+    def _decided_from(self, step: int) -> tuple[Decision, ...]:
+        """The decisions about a step and later ones, by step."""
+        later = (one for one in self._decisions if one.step >= step)
+        return tuple(sorted(later, key=lambda one: one.step))
 
     def _open(self) -> None:
         """Find the stream that goes on from where this rank stands, or have it begun."""
         with self._deciding:
-            pending = tuple(
-                sorted(
-                    (one for one in self._decisions if one.step >= self._state.step), key=lambda one: one.step
-                )
-            )
-            state = replace(self._state, decisions=pending)
+            state = replace(self._state, decisions=self._decided_from(self._state.step))
             self._stream = ask(
                 lambda: self._job.find(PLANNER).open.remote(self._client, state),
                 self._timeout_s,

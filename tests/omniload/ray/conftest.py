@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,4 +34,4 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def jobs(cluster: str, tmp_path: Path, request: pytest.FixtureRequest) -> Jobs:
     """Jobs of one test on the cluster."""
-    return Jobs(request.node.name.split("[")[0][:60], tmp_path)
+    return Jobs(re.sub(r"[^a-z0-9]+", "-", request.node.name)[:80], tmp_path)
