@@ -3,6 +3,7 @@
 The hooks are here, in the file that the process in front of several reads too.
 """
 
+import signal
 from collections import defaultdict
 
 import pytest
@@ -11,6 +12,11 @@ from hypothesis import settings
 # A deadline would make a test fail on a busy machine, and time is measured in benchmarks, not here.
 settings.register_profile("omniload", deadline=None)
 settings.load_profile("omniload")
+
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
