@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.checkpointing import flat_state
+from benchmarks.checkpointing import flat_state, rank_state
 from benchmarks.checkpointing.flat_state import FlatState
 from benchmarks.checkpointing.formats import remove
 from benchmarks.checkpointing.ranks import RankPool
@@ -33,7 +33,7 @@ def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
 
 
 def _with_ranks(pool: RankPool, num_ranks: int, directory: Path) -> list[Contender]:
-    num_bytes = int(sum(pool.call(flat_state.num_bytes)))
+    num_bytes = int(sum(pool.call(rank_state.num_bytes)))
     path = directory / f"{num_ranks}"
 
     def gather(name: str, kind: Kind, function: Callable[[FlatState], None]) -> Contender:
@@ -47,11 +47,11 @@ def _with_ranks(pool: RankPool, num_ranks: int, directory: Path) -> list[Contend
 
     def blocked(name: str, kind: Kind, form: str) -> Contender:
         def run() -> int:
-            pool.call(flat_state.begin, form, path)
+            pool.call(rank_state.begin, form, path)
             return num_bytes
 
         def after() -> None:
-            pool.call(flat_state.finish)
+            pool.call(rank_state.finish)
             remove(path)
 
         return Contender(

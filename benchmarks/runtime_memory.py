@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from benchmarks.definition import Benchmark, Contender, Kind, Measure, Settings
 from benchmarks.loading.corpus import write_tokens
 from benchmarks.loading.pss import pss_bytes
+from benchmarks.running.ranks import answer, ranks
 
 _SEQ_LEN, _PACKS = 4096, 64
-_READY_S = 300.0
 _MOST_SOURCES = 300
 
 
@@ -81,67 +76,29 @@ _NAMES = {
 def _measure(kind: str, shape: _Shape, paths: Sequence[str]) -> int:
     """PSS in bytes of everything, once every rank has loaded a few steps."""
     name = f"memory-{time.time_ns():x}"
-    with ExitStack() as stack:
-        ranks = []
-        for rank in range(shape.ranks):
-            job = {
-                "kind": kind,
-                "name": name,
-                "rank": rank,
-                "ranks": shape.ranks,
-                "workers": shape.workers,
-                "paths": paths[: shape.sources],
-                "mixture": {
-                    "seq_len": _SEQ_LEN,
-                    "packs": max(_PACKS, 2 * shape.sources // 16 * 16),
-                    "lanes": 16,
-                    "window_blocks": 1,
-                },
-            }
-            ranks.append(stack.enter_context(_rank(job)))
-        for process in ranks:
-            _wait_ready(process.stdout, process)
+    jobs = [
+        {
+            "kind": kind,
+            "name": name,
+            "rank": rank,
+            "ranks": shape.ranks,
+            "workers": shape.workers,
+            "paths": paths[: shape.sources],
+            "mixture": {
+                "seq_len": _SEQ_LEN,
+                "packs": max(_PACKS, 2 * shape.sources // 16 * 16),
+                "lanes": 16,
+                "window_blocks": 1,
+            },
+        }
+        for rank in range(shape.ranks)
+    ]
+    with ranks("benchmarks.loading.memory_rank", jobs) as processes:
+        for process in processes:
+            while answer(process) != "ready":
+                pass  # what libraries say of themselves
         time.sleep(2.0)  # what is read ahead comes to rest
-        return pss_bytes([process.pid for process in ranks])
-
-
-@contextmanager
-def _rank(job: dict[str, object]) -> Iterator[subprocess.Popen[str]]:
-    where = {
-        "RANK": str(job["rank"]),
-        "WORLD_SIZE": str(job["ranks"]),
-        "LOCAL_WORLD_SIZE": str(job["ranks"]),
-        "OMP_NUM_THREADS": "1",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.loading.memory_rank", json.dumps(job)],
-        env=os.environ | where,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_ready(lines: IO[str] | None, process: subprocess.Popen[str]) -> None:
-    assert lines is not None
-    deadline = time.monotonic() + _READY_S
-    for line in lines:
-        if line.strip() == "ready":
-            return
-        if time.monotonic() > deadline:
-            break
-    raise RuntimeError(f"rank {process.args!r} did not load: exit code {process.poll()}")
+        return pss_bytes([process.pid for process in processes])
 
 
 BENCHMARK = Benchmark(

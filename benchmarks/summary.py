@@ -59,7 +59,7 @@ def summarise(
         samples: for each contender its samples, as `benchmarks.harness.interleave` returns them.
 
     Raises:
-        ValueError: the reference of a measure did not run.
+        ValueError: some ran for a measure, and its reference did not.
     """
     values = [
         [benchmark.measure(contender.measure).value(sample.work, sample.seconds) for sample in own]
@@ -68,6 +68,8 @@ def summarise(
     summaries = []
     for measure in benchmark.measures:
         indices = [i for i, contender in enumerate(contenders) if contender.measure == measure.name]
+        if not indices:
+            continue  # not of this run: small sizes may have measures of their own
         reference = next((i for i in indices if contenders[i].name == measure.reference), None)
         if reference is None:
             raise ValueError(f"{benchmark.name}: no contender '{measure.reference}' for '{measure.name}'")

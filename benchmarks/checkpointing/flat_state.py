@@ -1,12 +1,11 @@
 """One rank's side of the benchmark of flat shards: a model under FSDP1, and what its saves keep training waiting for.
 
-The functions are what `benchmarks.checkpointing.ranks.RankPool` calls in the ranks.
+The functions are what `benchmarks.checkpointing.ranks.RankPool` calls in the ranks, beside some of `rank_state`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ class FlatState:
     def __init__(self, num_bytes: int) -> None:
         state = training_state(num_bytes, flat=True)
         self.num_bytes = state.num_bytes
-        self.formats: dict[str, AsyncFormat] = {
+        self.async_formats: dict[str, AsyncFormat] = {
             "copy": Copy(state, threaded=False),
             "ours": Ours(state),
             "dcp": TorchDcp(state),
@@ -40,11 +39,6 @@ class FlatState:
         self.gathered = torch.empty(len(self.shard) * dist.get_world_size())
 
 
-def num_bytes(rank: FlatState) -> int:
-    """Bytes of this rank's part of the state."""
-    return rank.num_bytes
-
-
 def gather(rank: FlatState) -> None:
     """Gather each flat parameter and its moments, as FSDP1 does to give a state dict; nothing is done with them."""
     for shard in rank.shards:
@@ -55,16 +49,3 @@ def gather(rank: FlatState) -> None:
 def gather_at_once(rank: FlatState) -> None:
     """Gather as many bytes in one call, into memory that is kept: the least that gathering costs."""
     dist.all_gather(list(rank.gathered.chunk(dist.get_world_size())), rank.shard)
-
-
-def begin(rank: FlatState, form: str, path: Path) -> None:
-    """Begin an asynchronous save."""
-    assert rank.finish is None, "one save at a time"
-    rank.finish = rank.formats[form].begin(path)
-
-
-def finish(rank: FlatState) -> None:
-    """Wait for the save that `begin` began."""
-    assert rank.finish is not None, "begin comes first"
-    rank.finish()
-    rank.finish = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -41,7 +42,15 @@ class RankState:
         return path.with_name(f"{path.name}-{dist.get_rank()}") if form in self.own_file else path
 
 
-def num_bytes(rank: RankState) -> int:
+class Saving(Protocol):
+    """What a rank holds that saves asynchronously."""
+
+    num_bytes: int
+    async_formats: dict[str, AsyncFormat]
+    finish: Callable[[], object] | None
+
+
+def num_bytes(rank: Saving) -> int:
     """Bytes of this rank's part of the state."""
     return rank.num_bytes
 
@@ -56,13 +65,13 @@ def load(rank: RankState, form: str, path: Path) -> None:
     rank.formats[form].load(rank.path(form, path))
 
 
-def begin(rank: RankState, form: str, path: Path) -> None:
+def begin(rank: Saving, form: str, path: Path) -> None:
     """Begin an asynchronous save."""
     assert rank.finish is None, "one save at a time"
     rank.finish = rank.async_formats[form].begin(path)
 
 
-def finish(rank: RankState) -> None:
+def finish(rank: Saving) -> None:
     """Wait for the save that `begin` began."""
     assert rank.finish is not None, "begin comes first"
     rank.finish()
