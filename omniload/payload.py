@@ -11,6 +11,12 @@ import numpy as np
 from omniload.samples.extras import Arrays
 
 _NOTHING = np.empty(0, np.uint16)
+_NARROW = (np.uint8, np.uint16, np.uint32)
+
+
+def narrowest(most: int) -> type[np.unsignedinteger]:
+    """The type in which tokens up to ``most`` travel: the narrowest unsigned one that holds them."""
+    return next(dtype for dtype in _NARROW if most <= np.iinfo(dtype).max)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

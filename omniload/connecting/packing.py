@@ -15,13 +15,13 @@ from omniload.connecting.circles import View
 from omniload.connecting.runs import Runs, Segments
 from omniload.constructor import DERIVED, LaneArrays
 from omniload.fill import IGNORE
+from omniload.payload import narrowest
 from omniload.placing import Needs
 from omniload.planner import Plan
 from omniload.recycler import Recycler
 
 Arrays = dict[str, np.ndarray]
 _TOKEN_WISE = ("input_ids", *DERIVED)
-_NARROW = (np.uint8, np.uint16, np.uint32)
 _EXTRA = "extra"
 
 
@@ -87,7 +87,7 @@ class LanePacker:
         """``unsigned[n]``: the tokens of all lanes."""
         if self._tokens is None:
             most = max(int(_array(lane, "input_ids").max()) for lane in self._lanes)
-            self._tokens = self._joined("input_ids", _narrow(most))
+            self._tokens = self._joined("input_ids", narrowest(most))
         return self._tokens
 
     def _bits(self, target: str) -> np.ndarray:
@@ -106,7 +106,7 @@ class LanePacker:
             here = lane_of == i
             following[here] = _array(lane, "targets").reshape(-1)[last[here] - edges[i]]
         np.maximum(following, 0, out=following)
-        return following.astype(_narrow(int(following.max(initial=0))))
+        return following.astype(narrowest(int(following.max(initial=0))))
 
     def _joined(
         self,
@@ -194,11 +194,6 @@ def _fill_targets(out: np.ndarray, arrays: Mapping[str, np.ndarray], runs: Runs)
         out[runs.ends - 1] = following
     kept = np.unpackbits(arrays["kept"], count=len(out)).view(bool)
     np.copyto(out, IGNORE, where=~kept)
-
-
-def _narrow(most: int) -> type[np.unsignedinteger]:
-    """The narrowest type that holds a token."""
-    return next(dtype for dtype in _NARROW if most <= np.iinfo(dtype).max)
 
 
 def _extras(lane: LaneArrays) -> list[str]:

@@ -13,10 +13,8 @@ from typing import Self
 
 import numpy as np
 
-from omniload.payload import Payload
+from omniload.payload import Payload, narrowest
 from omniload.samples.extras import Arrays
-
-_NARROW = (np.uint8, np.uint16, np.uint32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +83,7 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     joined = np.concatenate(parts) if parts else np.empty(0, np.uint16)
     if joined.dtype in (np.uint8, np.uint16):
         return joined
-    most = int(joined.max(initial=0))
-    return joined.astype(next(dtype for dtype in _NARROW if most <= np.iinfo(dtype).max))
+    return joined.astype(narrowest(int(joined.max(initial=0))))
 
 
 def _flat(arrays: Sequence[Arrays]) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -13,7 +13,32 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from omniload.errors import LoaderTimeout, OmniloadError, kind_and_message
 from omniload.runtime.feed import LoaderLost
 
-FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
+
+
+class Retries:
+    """The time that there is for a call that is made again and again, and the pauses in between.
+
+    Args:
+        timeout_s: for all of it.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.deadline = time.monotonic() + timeout_s
+        """When it is over, on the clock of `time.monotonic`."""
+        self._next_s = _FIRST_RETRY_S
+
+    @property
+    def left_s(self) -> float:
+        """What is left of it, and at least a moment."""
+        return max(0.001, self.deadline - time.monotonic())
+
+    def pause_s(self) -> float | None:
+        """How long to wait before the next call, each time twice as long; None if there is no time for one."""
+        if time.monotonic() + self._next_s > self.deadline:
+            return None
+        now_s, self._next_s = self._next_s, min(2 * self._next_s, _LAST_RETRY_S)
+        return now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +101,16 @@ def ask(
     Raises:
         LoaderTimeout: it did not come back in time.
     """
-    deadline = time.monotonic() + timeout_s
-    pause_s = FIRST_RETRY_S
+    retries = Retries(timeout_s)
     while True:
         try:
-            return result(call(), max(0.001, deadline - time.monotonic()), who)
+            return result(call(), retries.left_s, who)
         except LoaderLost as lost:
-            if time.monotonic() + pause_s > deadline:
+            pause_s = retries.pause_s()
+            if pause_s is None:
                 raise LoaderTimeout(
                     f"{what}: not there within {timeout_s:g} s ({lost}); raise timeout_s?"
                 ) from None
         if mend is not None:
             mend()
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LAST_RETRY_S)

@@ -25,7 +25,7 @@ from omniload.pieces import join_pieces
 from omniload.planner import Plan
 from omniload.runtime.feed import AVOID_S, LoaderLost
 from omniload.runtime.plan_stream import Planned
-from omniload.runtime.ray.calls import FIRST_RETRY_S, LAST_RETRY_S, Raised, told
+from omniload.runtime.ray.calls import Raised, Retries, told
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout
 from omniload.runtime.ray.meter import Meter
@@ -317,17 +317,17 @@ class ConstructorActor:
             LoaderTimeout: it did not come back in time.
         """
         timeout_s = self._job.settings.timeout_s
-        deadline = time.monotonic() + timeout_s
-        pause_s = FIRST_RETRY_S
+        retries = Retries(timeout_s)
         while True:
             try:
-                value = await asyncio.wait_for(call(self._job.find(name)), deadline - time.monotonic())
+                value = await asyncio.wait_for(call(self._job.find(name)), retries.left_s)
             except TimeoutError:
                 raise LoaderTimeout(
                     f"{what}: {name} did not answer within {timeout_s:g} s; raise timeout_s if the data is that slow"
                 ) from None
             except (RayError, LoaderLost) as error:
-                if time.monotonic() + pause_s > deadline:
+                pause_s = retries.pause_s()
+                if pause_s is None:
                     said = str(error) if isinstance(error, LoaderLost) else kind_and_message(error)
                     raise LoaderTimeout(
                         f"{what}: {name} was not there within {timeout_s:g} s ({said})"
@@ -337,7 +337,6 @@ class ConstructorActor:
                     raise value.error
                 return value
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     def _let_go(self, stream: str) -> None:
         """Forget the steps that every rank of the node is done with, and tell who keeps anything for them."""

@@ -67,6 +67,11 @@ class Job:
         except ValueError:
             raise LoaderLost(f"{name} is not there") from None
 
+    def actors(self) -> set[str]:
+        """Names of the actors that are there, be they just being made anew."""
+        named: list[dict[str, Any]] = ray.util.list_named_actors(all_namespaces=True)
+        return {one["name"] for one in named if one["namespace"] == self.namespace}
+
     def has(self, name: str) -> bool:
         """Whether there is an actor of that name, be it just being made anew."""
         try:

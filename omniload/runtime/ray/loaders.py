@@ -251,21 +251,33 @@ class RemoteSources:
         self._look_up()
         found: dict[int, Any] = {}
         readers = [loader for loader in self._layout.loaders if not loader.shadow]
+        begun: dict[str, Any] = {}
         for loader in readers:
             with suppress(LoaderLost):  # asked again below
-                getattr(self._job.find(loader.name), method).remote()
+                begun[loader.name] = getattr(self._job.find(loader.name), method).remote()
         for loader in readers:
-            missing = [source for source in loader.sources if source not in found]
-            if missing:
-                answers = self._ask(missing[0], lambda actor: getattr(actor, method).remote(), loader.name)
-                found |= zip(loader.sources, answers, strict=True)
+            first = begun.get(loader.name)
+            answers = self._ask(
+                loader.sources[0], lambda actor: getattr(actor, method).remote(), loader.name, first
+            )
+            found |= zip(loader.sources, answers, strict=True)
         return [found[source] for source in range(len(found))]
 
-    def _ask(self, source: int, call: Callable[[Any], Any], first: str = "") -> Any:
-        """Ask whichever of the loaders of a source answers, one after the other."""
-        tries = itertools.count()
+    def _ask(self, source: int, call: Callable[[Any], Any], first: str = "", begun: Any = None) -> Any:
+        """Ask whichever of the loaders of a source answers, one after the other.
+
+        Args:
+            source: the source.
+            call: asks one.
+            first: name of the one to ask first.
+            begun: the call to that one, if it was made before.
+        """
+        tries = itertools.count(int(begun is not None))
+        calls = iter([] if begun is None else [begun])
 
         def next_one() -> Any:
+            for made in calls:
+                return made
             members = [*self._layout.readers(source), *self._layout.shadows(source)]
             members.sort(key=lambda name: name != first)
             return call(self._job.find(members[next(tries) % len(members)]))
@@ -312,8 +324,7 @@ def make_loaders(job: Job, layout: Layout, own: str | None = None) -> None:
         layout: its loaders.
         own: the node of the rank that makes them, if one does.
     """
-    named: list[dict[str, Any]] = ray.util.list_named_actors(all_namespaces=True)
-    there = {one["name"] for one in named if one["namespace"] == job.namespace}
+    there = job.actors()
     missing = [loader for loader in layout.loaders if loader.name not in there]
     if not missing:
         return

@@ -93,8 +93,7 @@ def home(nodes: Sequence[Node], own: str, master: str | None) -> str:
 def nodes_of(job: Job, own: str | None = None) -> list[Node]:
     """The nodes of the cluster. Those that train have a constructor of the job, or a GPU, or are the own one."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    named: list[dict[str, Any]] = ray.util.list_named_actors(all_namespaces=True)
-    there = {one["name"] for one in named if one["namespace"] == job.namespace}
+    there = job.actors()
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = []
     for one in found:

@@ -361,7 +361,9 @@ class PlannerActor:
         if self._watching is None:
             self._make_loaders()
             if ray.get_runtime_context().was_current_actor_reconstructed:
-                self._kill({name for name in names_of(self._job) if name not in self._known()})
+                kept = {PLANNER, *(loader.name for loader in self._layout.loaders)}
+                others = self._job.actors() - kept
+                self._kill({name for name in others if not self._job.is_constructor(name)})
             self._watching = asyncio.get_running_loop().create_task(self._keep_watch())
 
     async def _keep_watch(self) -> None:
@@ -440,11 +442,6 @@ class PlannerActor:
                 found |= zip(loader.sources, profiles, strict=True)
         return [found[source] for source in range(len(found))]
 
-    def _known(self) -> set[str]:
-        """Names of the actors that the job has by its layout."""
-        constructors = {name for name in names_of(self._job) if self._job.is_constructor(name)}
-        return {PLANNER, *constructors, *(loader.name for loader in self._layout.loaders)}
-
     def _kill(self, names: set[str]) -> None:
         for name in names:
             with suppress(LoaderLost):
@@ -473,15 +470,9 @@ class PlannerActor:
             Store(self._job.log).delete_tree(name)
 
 
-def names_of(job: Job) -> list[str]:
-    """Names of the actors of a job that are there."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return [actor["name"] for actor in actors if actor["namespace"] == job.namespace]
-
-
 def end(job: Job) -> None:
     """End every actor of a job, the planner last."""
-    for name in sorted(names_of(job), key=lambda one: one == PLANNER):
+    for name in sorted(job.actors(), key=lambda one: one == PLANNER):
         try:
             ray.kill(ray.get_actor(name, namespace=job.namespace), no_restart=True)
         except (ValueError, RayError):

@@ -22,7 +22,7 @@ from omniload.planner.decisions import Decision
 from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import LoaderLost
 from omniload.runtime.plan_stream import Planned
-from omniload.runtime.ray.calls import FIRST_RETRY_S, LAST_RETRY_S, ask, result
+from omniload.runtime.ray.calls import Retries, ask, result
 from omniload.runtime.ray.cluster import Cluster
 from omniload.runtime.ray.constructor import Lanes, Served
 from omniload.runtime.ray.job import PLANNER, Job
@@ -231,20 +231,19 @@ class RayRuntime:
         self, step: int, ref: Any, fetched: deque[tuple[int, Any]]
     ) -> tuple[Planned, Payload] | End | None:
         """Wait for a step, asking again where an actor was lost; None if the runtime was stopped."""
-        deadline = time.monotonic() + self._timeout_s
-        pause_s, patience_s = FIRST_RETRY_S, self._job.slow_s
+        retries, patience_s = Retries(self._timeout_s), self._job.slow_s
         while True:
             lost: Sequence[str] = ()
             try:
                 if ref is None:
                     raise LoaderLost("the constructor is not there")
-                if not self._wait([ref], deadline):
+                if not self._wait([ref], retries.deadline):
                     return None
                 match result(ref, _AT_ONCE_S, "the constructor"):
                     case End() as end:
                         return end
                     case Served() as found:
-                        payload = self._payload(found, patience_s, deadline)
+                        payload = self._payload(found, patience_s, retries.deadline)
                         if payload is None:
                             return None
                         return self._planned(found), payload
@@ -255,14 +254,14 @@ class RayRuntime:
                 if isinstance(why, _PartsLost):
                     lost = why.loaders
                     patience_s *= 2
-                if time.monotonic() + pause_s > deadline:
+                pause_s = retries.pause_s()
+                if pause_s is None:
                     raise LoaderTimeout(
                         f"step {step}: not there within {self._timeout_s:g} s ({why})"
                     ) from None
                 if self._stopping.wait(pause_s):
                     return None
                 self._make()
-                pause_s = min(2 * pause_s, LAST_RETRY_S)
             ref = self._ask_for(step, lost)
             if not lost:  # those asked for after it went the same way
                 for i, (later, _) in enumerate(fetched):
