@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -25,6 +26,8 @@ class PayloadSource(Protocol):
 
 def pieces_of(plan: Plan, lanes: Sequence[int]) -> np.ndarray:
     """``PIECE[n]``: the pieces of some lanes, one lane after the other."""
+    if len(lanes) == plan.num_lanes and list(lanes) == list(range(plan.num_lanes)):
+        return plan.pieces
     return join_pieces([plan.pieces[plan.lane_slice(lane)] for lane in lanes])
 
 
@@ -82,38 +85,41 @@ class DataConstructor:
         pieces = pieces_of(plan, lanes)
         length = pieces["length"].astype(np.int64)
         # The packs of all lanes laid end to end; a lane is a run of them.
-        rows = [len(plan.packs_of(lane)) for lane in lanes]
+        which = np.asarray(lanes)
+        rows = np.diff(plan.lane_offsets)[which]
         first_row = np.cumsum(rows) - rows
-        pack = np.concatenate(
-            [
-                plan.pack_of_piece(lane) - plan.packs_of(lane).start + first
-                for lane, first in zip(lanes, first_row.tolist(), strict=True)
-            ]
-        )
+        packs = np.repeat(plan.lane_offsets[which] - first_row, rows) + np.arange(rows.sum())
+        pieces_in = np.diff(plan.offsets)[packs]
+        pack = np.repeat(np.arange(len(packs)), pieces_in)
         widths = self._widths(length, pack, first_row)
         layout = _lay_out(pack, length, np.repeat(widths, rows))
         arrays = self._new_arrays(int(np.dot(widths, rows)))
         fill(payload.tokens, payload.loss_mask, layout, arrays)
         named = {"input_ids": arrays.input_ids, **{key: getattr(arrays, key) for key in self._derived}}
+
+        begins = np.cumsum(widths * rows) - widths * rows
         bounds = np.sort(np.concatenate([layout.starts, layout.padding_starts, [len(arrays.input_ids)]]))
+        first_bound = np.searchsorted(bounds, begins)
+        longest = np.maximum.reduceat(np.diff(bounds), first_bound).tolist()
+        bound_ranges = itertools.pairwise([*first_bound.tolist(), len(bounds) - 1])
+        piece_ranges = itertools.pairwise(
+            np.concatenate([[0], np.cumsum(pieces_in)])[[*first_row, len(packs)]].tolist()
+        )
 
         arrays_of = payload.arrays or []
-        last_piece = np.searchsorted(pack, np.cumsum(rows)).tolist()
         built: list[LaneArrays] = []
-        begin = first_piece = 0
-        for num_rows, width, end in zip(rows, widths.tolist(), last_piece, strict=True):
+        for begin, num_rows, width, (first, last), (first_piece, end), max_seqlen in zip(
+            begins.tolist(), rows.tolist(), widths.tolist(), bound_ranges, piece_ranges, longest, strict=True
+        ):
             part = slice(begin, begin + num_rows * width)
-            first, last = np.searchsorted(bounds, (part.start, part.stop))
-            cu_seqlens = bounds[first : last + 1] - begin
             built.append(
                 {
                     **{key: array[part].reshape(num_rows, width) for key, array in named.items()},
-                    "cu_seqlens": cu_seqlens.astype(np.int32),
-                    "max_seqlen": int(np.diff(cu_seqlens).max()),
+                    "cu_seqlens": (bounds[first : last + 1] - begin).astype(np.int32),
+                    "max_seqlen": max_seqlen,
                     **self._extras.join(pieces["source"][first_piece:end], arrays_of[first_piece:end]),
                 }
             )
-            begin, first_piece = part.stop, end
         return built
 
     def _widths(self, length: np.ndarray, pack: np.ndarray, first_row: np.ndarray) -> np.ndarray:

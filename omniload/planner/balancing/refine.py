@@ -162,7 +162,7 @@ class _Round:
 
 def _differences(values: np.ndarray, give: np.ndarray, take: np.ndarray) -> np.ndarray:
     """``int64[k, g, t]``: what an item has more than each that may be taken for it; item n has nothing."""
-    padded = np.pad(values, ((0, 0), (0, 1)))
+    padded = np.concatenate([values, np.zeros((len(values), 1), values.dtype)], axis=1)
     differences: np.ndarray = padded[:, give, None] - padded[:, take]
     return differences
 
