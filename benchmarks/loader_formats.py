@@ -15,15 +15,17 @@ import pyarrow.parquet as pq
 from benchmarks.definition import Benchmark, Contender, Kind, Measure, Settings
 from benchmarks.loading import floors, ours
 from benchmarks.loading.corpus import VOCABULARY, Corpus, write_tokens
+from omniload.constructor import DERIVED
 
 _SEQ_LEN = 8192
-_PACKS, _LANES = 64, 16
+_PACKS, _LANES = 256, 32
+"""A step of 2.1 M tokens, as is usual; lanes as large as the batches of the peers."""
 _LANE_TOKENS = _PACKS // _LANES * _SEQ_LEN
 _STEP_TOKENS = _PACKS * _SEQ_LEN
 _PASSES = 3
 """Over the documents, for who is so fast that starting up would weigh."""
 
-_ALONE, _WORKERS = "one process", "two workers"
+_ALONE, _DERIVED, _WORKERS = "one process", "one process, derived arrays too", "two workers"
 _REFERENCE = "megatron-core IndexedDataset + numpy packer"
 
 
@@ -60,16 +62,16 @@ def _write_formats(corpus: Corpus, directory: Path) -> dict[str, dict[str, Path]
 
 def _floors(corpus: Corpus) -> list[Contender]:
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, corpus.num_tokens, np.uint16)
-    runs: dict[str, Callable[[], int]] = {
-        "copy uint16 to int64": lambda: floors.copy_contiguous(tokens, _LANE_TOKENS),
-        "Parquet, decode": lambda: floors.decode(corpus.files),
-        "Parquet, decode + copy + derive": lambda: floors.decode_and_build(corpus, _LANE_TOKENS),
-    }
-    return [Contender(name=name, measure=_ALONE, kind=Kind.FLOOR, run=run) for name, run in runs.items()]
+    runs: list[tuple[str, str, Callable[[], int]]] = [
+        ("copy uint16 to int64", _ALONE, lambda: floors.copy_contiguous(tokens, _LANE_TOKENS)),
+        ("Parquet, decode", _ALONE, lambda: floors.decode(corpus.files)),
+        ("Parquet, decode + copy + derive", _DERIVED, lambda: floors.decode_and_build(corpus, _LANE_TOKENS)),
+    ]
+    return [Contender(name=name, measure=measure, kind=Kind.FLOOR, run=run) for name, measure, run in runs]
 
 
 def _ours(corpus: Corpus, formats: dict[str, dict[str, Path]]) -> list[Contender]:
-    """The loader on each format; it has threads in place of workers, so it is the same in both measures."""
+    """The loader on each format; it has threads in place of workers, so its run is the same with two workers."""
     steps = _PASSES * corpus.num_tokens // _STEP_TOKENS
     corpora = {"Parquet": corpus}
     for name, paths in formats.items():
@@ -81,11 +83,15 @@ def _ours(corpus: Corpus, formats: dict[str, dict[str, Path]]) -> list[Contender
             name=f"omniload, {name}",
             measure=measure,
             kind=Kind.OURS,
-            run=lambda: ours.packed_tokens(mixture),
+            run=lambda: ours.packed_tokens(mixture, () if measure == _ALONE else DERIVED),
             after=ours.drain,
         )
 
-    return [contender(name, of, measure) for measure in (_ALONE, _WORKERS) for name, of in corpora.items()]
+    return [
+        contender(name, of, measure)
+        for measure in (_ALONE, _DERIVED, _WORKERS)
+        for name, of in corpora.items()
+    ]
 
 
 def _peers(corpus: Corpus, formats: dict[str, dict[str, Path]], directory: Path) -> list[Contender]:
@@ -107,8 +113,6 @@ def _peers(corpus: Corpus, formats: dict[str, dict[str, Path]], directory: Path)
     runs: dict[str, Callable[[int], int]] = {
         _REFERENCE: lambda workers: packed_tokens(indexed, workers),
         f"{_REFERENCE} (A/A)": lambda workers: packed_tokens(indexed, workers),
-        f"{_REFERENCE}, derived": lambda workers: packed_tokens(indexed, workers, derived=True),
-        "megatron-core GPTDataset": lambda workers: gpt.tokens(_PASSES, workers),
         "litdata TokensLoader": lambda workers: lightning.tokens(chunks, _PASSES, workers),
         "datasets, rows": lambda workers: huggingface.packed_tokens(saved.rows, workers),
         "datasets, Arrow batches": lambda workers: huggingface.packed_tokens(saved.batches, workers),
@@ -133,11 +137,16 @@ def _peers(corpus: Corpus, formats: dict[str, dict[str, Path]], directory: Path)
             cpu_seconds=with_workers,
         )
 
+    with_derived: dict[str, Callable[[int], int]] = {
+        _REFERENCE: lambda workers: packed_tokens(indexed, workers, derived=True),
+        f"{_REFERENCE} (A/A)": lambda workers: packed_tokens(indexed, workers, derived=True),
+        "megatron-core GPTDataset": lambda workers: gpt.tokens(_PASSES, workers),
+    }
     # Its workers would each be sent all documents.
     with_workers_too = {name: run for name, run in runs.items() if name != "grain, in memory"}
     return [
         contender(name, run, measure)
-        for measure, some in ((_ALONE, runs), (_WORKERS, with_workers_too))
+        for measure, some in ((_ALONE, runs), (_DERIVED, with_derived), (_WORKERS, with_workers_too))
         for name, run in some.items()
     ]
 
@@ -150,12 +159,12 @@ BENCHMARK = Benchmark(
     name="loader_formats",
     measures_what="Tokens per second from pre-tokenised documents in each format to batches of packed rows.",
     how_to_read=(
-        "Ours mixes two sources, shuffles in windows, packs by best fit and delivers targets, positions and segments"
-        " too. Of the peers only GPTDataset and grain deliver more than tokens; the reference 'derived' makes the same"
-        " arrays with numpy. litdata laid its rows end to end when it wrote them. All others shuffle documents and"
-        " lay them end to end with the same packer, or with their own. Ours has threads in place of workers and is the"
-        " same in both tables: compare busy cores. Starting two workers is part of a run."
+        "Ours mixes two sources, shuffles in windows and packs by best fit. litdata laid its rows end to end when it"
+        " wrote them. All others shuffle documents and lay them end to end with the same packer, or with their own;"
+        " grain delivers positions and segments too. Derived arrays are targets, positions and segments: the reference"
+        " makes them with numpy, GPTDataset by itself. Ours has threads in place of workers: with two workers it is the"
+        " run with derived arrays again, so compare busy cores. Starting two workers is part of a run."
     ),
-    measures=(_measure(_ALONE), _measure(_WORKERS)),
+    measures=tuple(map(_measure, (_ALONE, _DERIVED, _WORKERS))),
     contenders=_contenders,
 )

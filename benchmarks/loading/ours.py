@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from omniload import DataLoader
+from omniload.constructor import DERIVED
 
 _DRAIN_S = 30.0
 
 
-def packed_tokens(mixture: Mapping[str, Any]) -> int:
+def packed_tokens(mixture: Mapping[str, Any], derived: Collection[str] = DERIVED) -> int:
     """Iterate a new loader to the end of its steps, in one process.
 
     Opening the sources and waiting for the first step are part of it.
 
     Args:
         mixture: of a stated number of ``steps``.
+        derived: what lanes have besides tokens.
 
     Returns:
         Tokens delivered, padding not counted.
     """
     tokens = 0
-    with DataLoader(mixture, dp_rank=0, dp_size=1) as loader:
+    with DataLoader(mixture, dp_rank=0, dp_size=1, derived=derived) as loader:
         for lane in loader:
             if lane["is_last_in_step"]:
                 tokens += int(loader.plan(lane["step"]).pieces["length"].sum())

@@ -48,6 +48,10 @@ def write(samples: Iterable[Mapping[str, Any]], columns: dict[str, str], directo
     return directory
 
 
+_BATCH = 128
+"""Samples; it looks ahead by a few of these, and sleeps where that is little."""
+
+
 class Shuffled:
     """The values of one column, shuffled over all shards; workers share them by the library's own rules.
 
@@ -59,7 +63,7 @@ class Shuffled:
     def __init__(self, directories: Sequence[Path], column: str) -> None:
         streaming.base.util.clean_stale_shared_memory()
         streams = [streaming.Stream(local=str(directory)) for directory in directories]
-        self._samples = streaming.StreamingDataset(streams=streams, shuffle=True, batch_size=1)
+        self._samples = streaming.StreamingDataset(streams=streams, shuffle=True, batch_size=_BATCH)
         self._column = column
 
     def __call__(self, worker: int, num_workers: int) -> Iterator[Any]:

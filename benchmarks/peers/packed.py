@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from benchmarks.loading.packing import derive, pack
 
 SEQ_LEN = 8192
-ROWS = 4
+ROWS = 8
 """Rows per batch."""
 BATCH_TOKENS = ROWS * SEQ_LEN
 
