@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from checkpoint.api import DEFAULT_TIMEOUT_S, Place, as_store, session_of
 from checkpoint.api import load as load_checkpoint
+from checkpoint.compression import Compression, check_codecs
 from checkpoint.engine.options import SaveOptions
 from checkpoint.errors import (
     CheckpointError,
@@ -65,9 +66,11 @@ class CheckpointManager:
         storage_options: Passed to the storage driver of a remote ``root``.
         process_group: The ranks that save and load together; all ranks by default.
         timeout_s: Longest wait for other ranks in each stage.
+        compression: Which tensors to compress, as for ``checkpoint.save``.
 
     Raises:
-        ValueError: A number is out of bounds, ``local`` is ``root``, or ranks see different local tiers.
+        ValueError: A number is out of bounds, ``compression`` names no codec, ``local`` is ``root``, or ranks see
+            different local tiers.
     """
 
     def __init__(
@@ -85,13 +88,16 @@ class CheckpointManager:
         storage_options: Mapping[str, object] | None = None,
         process_group: dist.ProcessGroup | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        compression: Compression | None = None,
     ) -> None:
+        check_codecs(compression)
         retention = Retention(last=keep_last, every=keep_every, best=keep_best)
         if keep_local < 0:
             raise ValueError(f"keep_local is {keep_local}: keep at least 0 checkpoints there")
         self._keep_last = keep_last
         self._process_group = process_group
         self._timeout_s = timeout_s
+        self._compression = compression
         self._session = session_of(process_group)
         self._coordinator = self._session.coordinator
         self._schedule = Schedule(
@@ -108,6 +114,7 @@ class CheckpointManager:
         # Steps that may be committed at the root already, so that a save of one has to look there; equal on all ranks.
         self._known: set[int] = set()
         self._damaged: set[int] = set()
+        self._prepared = False
         self._keeper: Keeper | None = None
         if fast is not None:
             self._known = self._agree_on_local(fast)
@@ -141,10 +148,17 @@ class CheckpointManager:
     ) -> SaveHandle | None:
         """Begin an asynchronous save if ``save_every_steps`` or ``save_every_minutes`` says so; call it at each step.
 
+        The first call, if no save is due, plans one and has its staging memory allocated in the background, so that the
+        first save keeps training waiting no longer than later ones.
+
         Returns:
             The handle, on all ranks alike; None if it is not time.
         """
         if not self._schedule.due(step):
+            if not self._prepared:
+                self._prepared = True
+                options = self._options(step, overwrite=True, user_metadata={})
+                self._session.saver.prepare(self._places.root, lambda: capture(state), options)
             return None
         return self.async_save(step, state, metrics=metrics, user_metadata=user_metadata)
 
@@ -199,9 +213,8 @@ class CheckpointManager:
                 raise ValueError(f"user_metadata has {METRICS!r}: give them as metrics=")
             metadata[METRICS] = {name: float(value) for name, value in metrics.items()}
         overwrite = overwrite or step in self._damaged
-        options = SaveOptions(
-            step=step, overwrite=overwrite, timeout_s=self._timeout_s, user_metadata=metadata
-        )
+        options = self._options(step, overwrite=overwrite, user_metadata=metadata)
+        self._prepared = True
         tier = self._tier_for(step)
         keeper = self._keeper
         handle = self._session.saver.save(
@@ -214,6 +227,15 @@ class CheckpointManager:
         self._known.add(step)
         self._damaged.discard(step)
         return handle
+
+    def _options(self, step: int, *, overwrite: bool, user_metadata: Mapping[str, object]) -> SaveOptions:
+        return SaveOptions(
+            step=step,
+            overwrite=overwrite,
+            timeout_s=self._timeout_s,
+            user_metadata=user_metadata,
+            compression=self._compression,
+        )
 
     def steps(self) -> list[int]:
         """Committed steps, ascending; with a local tier those of either."""

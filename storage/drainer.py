@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Self
 
+from storage.background import BackgroundThread
 from storage.errors import BadRequest, Stalled
 from storage.tiers import Tiers
 from storage.tree_copy import Stopped
@@ -34,8 +35,8 @@ class Drainer:
         self._stopping = threading.Event()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unseen: dict[str, Future[None]] = {}
-        # A daemon: a process that ends without close() must not wait for gigabytes.
-        self._thread = threading.Thread(target=self._run, name="drainer", daemon=True)
+        # A process that ends without close() does not wait for gigabytes either.
+        self._thread = BackgroundThread(self._run, name="drainer", ask_to_end=self._ask_to_end)
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -112,8 +113,7 @@ class Drainer:
             Stalled: That part does not end in time; the thread may still be running.
         """
         with self._lock:
-            self._stopping.set()
-        self._queue.put(None)
+            self._ask_to_end()
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             raise Stalled(self._tiers.local.url, f"the drain under way did not stop in {CLOSE_TIMEOUT_S:g} s")
@@ -125,6 +125,10 @@ class Drainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _ask_to_end(self) -> None:
+        self._stopping.set()
+        self._queue.put(None)
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -64,6 +64,9 @@ def commit(
 ) -> int:
     """Write the metadata and make the checkpoint visible.
 
+    Called when all ranks have reported, so nobody writes to the attempt any more. Where it is certain that it will
+    never be visible, it is removed, payload and all.
+
     Args:
         store: The checkpoint directory.
         attempt: Which attempt it is.
@@ -82,8 +85,12 @@ def commit(
     num_bytes = int(written.stored_bytes.sum())
     contents = {**tables.encode(written), "objects.json": objects}
     with span("checkpoint.commit", path=store.url, num_bytes=num_bytes):
-        for name, data in contents.items():
-            store.write(f"{attempt.data_dir}/{name}", data)
+        try:
+            for name, data in contents.items():
+                store.write(f"{attempt.data_dir}/{name}", data)
+        except BaseException:
+            remove_data(store, attempt.data_dir)
+            raise
         manifest = Manifest(
             attempt=attempt.attempt,
             run_id=attempt.run_id,
@@ -121,22 +128,23 @@ def _create_manifest(store: Store, manifest: Manifest, *, overwrite: bool) -> No
             # Readers of the attempt replaced just now may still be at work; those of the one before had a whole
             # save to finish. Attempts of others are never touched.
             if old.replaces is not None:
-                _remove(store, f"data/{old.replaces}")
+                remove_data(store, f"data/{old.replaces}")
             return
     try:
         store.create(MANIFEST, encode_manifest(manifest))
     except AlreadyExists:
         # Over a network our own success may come back as a loss: the attempt in the manifest tells.
         if read_manifest(store)[0].attempt != manifest.attempt:
+            remove_data(store, f"data/{manifest.attempt}")
             raise already_committed(store) from None
 
 
-def _remove(store: Store, path: str) -> None:
-    """Remove what nobody needs any more; that it stays is no failure of a save that is committed."""
+def remove_data(store: Store, path: str) -> None:
+    """Remove the directory of an attempt that nobody needs; that it stays changes nothing about how a save went."""
     try:
         store.delete_tree(path)
     except StorageError as error:
-        _logger.warning("%s: left over from a checkpoint that was replaced: %s", path, error)
+        _logger.warning("%s: left over in %s: %s", path, store.url, error)
 
 
 def already_committed(store: Store) -> AlreadyCommitted:

@@ -21,7 +21,7 @@ from typing import Final
 
 import torch
 
-from checkpoint.engine.commit import Attempt, commit
+from checkpoint.engine.commit import Attempt, commit, remove_data
 from checkpoint.engine.coordination import Coordinator
 from checkpoint.engine.files import FileLayout, views_of
 from checkpoint.engine.metadata import TableEncoder
@@ -34,7 +34,7 @@ from checkpoint.errors import AsyncSaveFailed, RanksFailed
 from checkpoint.frameworks.values import CapturedState
 from checkpoint.handle import SaveHandle, SaveReport
 from storage import Store
-from storage.errors import StorageError
+from storage.background import BackgroundThread
 from storage.spans import span
 
 _logger = logging.getLogger("checkpoint")
@@ -83,7 +83,7 @@ class Saver:
         self._in_flight: list[SaveHandle] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Ends the thread; when the process ends _at_exit does, and waits for it.
+        # Ends the thread, unless the process ends, which sees to that itself.
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def save(
@@ -122,6 +122,22 @@ class Saver:
             job.sources = [Live(*one) for one in zip(job.layouts, job.views, strict=True)]
             _finish(job, self._coordinator, background=False)
         return job.handle
+
+    def prepare(self, store: Store, capture: Callable[[], CapturedState], options: SaveOptions) -> None:
+        """Do ahead, together with all ranks, what only the first asynchronous save of a state has to do.
+
+        That is a plan, which is kept, and in the background staging memory, which else is had page by page.
+
+        Args:
+            store: The directory of the checkpoints.
+            capture: As for :meth:`save`.
+            options: As for :meth:`save`.
+
+        Raises:
+            AsyncSaveFailed, CheckpointError: As :meth:`save`.
+        """
+        job = self._plan(self._coordinator.next_call("prepare"), store, capture, options, None)
+        self._pool.prepare(staging_bytes(job.layouts))
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the saves in flight.
@@ -207,20 +223,18 @@ class Saver:
 
     def _start(self) -> None:
         if self._thread is None:
-            # A daemon, so that a process may exit without waiting for ever; _at_exit waits within bounds. What is
-            # cut off then was never visible.
-            self._thread = threading.Thread(
-                target=_run, args=(self._jobs, self._background), name="checkpoint-save", daemon=True
+            # When the process ends it is waited for within bounds; what is cut off then was never visible.
+            self._thread = BackgroundThread(
+                partial(_run, self._jobs, self._background),
+                name="checkpoint-save",
+                ask_to_end=partial(self._jobs.put, None),
+                exit_wait_s=_EXIT_WAIT_S,
             )
-            for ended in [thread for thread in _threads if not thread.is_alive()]:
-                del _threads[ended]
             self._thread.start()
-            _threads[self._thread] = self._jobs
             _running.add(self)
 
 
 _running: weakref.WeakSet[Saver] = weakref.WeakSet()
-_threads: dict[threading.Thread, queue.SimpleQueue[_Job | None]] = {}
 
 
 def _at_exit() -> None:
@@ -229,14 +243,10 @@ def _at_exit() -> None:
             saver.wait(_EXIT_WAIT_S)
         except Exception as error:  # nobody is left to raise it to
             _logger.error("a checkpoint was lost at exit: %s", error)
-    # A thread that let go of its connection while the interpreter is being torn down would abort the process.
-    for thread, jobs in list(_threads.items()):
-        jobs.put(None)
-        thread.join(_EXIT_WAIT_S)
 
 
 # Not atexit: its handlers run when the executors that writing needs refuse work already. These run before that, the
-# last registered first, and concurrent.futures has been imported by now.
+# last registered first: this one, then that of storage.background, which ends the threads.
 threading._register_atexit(_at_exit)  # type: ignore[attr-defined]
 
 
@@ -291,19 +301,12 @@ def _finish(job: _Job, coordinator: Coordinator, *, background: bool) -> None:
     except RanksFailed:
         # All ranks have reported, so nobody writes any more; before the votes were in nothing can be committed.
         if coordinator.rank == 0 and not voted:
-            _clean_up(job)
+            remove_data(job.store, job.attempt.data_dir)
         raise
     except Exception:
         if coordinator.world_size == 1 and not voted:
-            _clean_up(job)
+            remove_data(job.store, job.attempt.data_dir)
         raise
     if job.on_commit is not None and coordinator.rank == 0:
         job.on_commit()
     job.handle.resolve(SaveReport(**json.loads(answer)))
-
-
-def _clean_up(job: _Job) -> None:
-    try:
-        job.store.delete_tree(job.attempt.data_dir)
-    except StorageError as error:
-        _logger.warning("left over from a failed save: %s", error)

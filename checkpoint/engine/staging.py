@@ -10,26 +10,47 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 
 from checkpoint.engine.files import FileLayout
-from checkpoint.engine.memory import Bytes, copy_into, flat_bytes, is_flat
+from checkpoint.engine.memory import Bytes, copy_into, fault_in, flat_bytes, is_flat
 from checkpoint.errors import CoordinationTimeout
+from storage.background import BackgroundThread
 
 _MAX_BUFFERS: Final = 2
 _FILE_ALIGN: Final = 4096
 
 
 class StagingPool:
-    """At most two reusable buffers, allocated when first needed, pinned where CUDA is present."""
+    """At most two reusable buffers, allocated when first needed or before, pinned where CUDA is present."""
 
     def __init__(self) -> None:
+        self._preparation: threading.Thread | None = None
         self._changed = threading.Condition()
         self._free: list[torch.Tensor] = []  # by size
         self._num_taken = 0
+
+    def prepare(self, num_bytes: int) -> None:
+        """Begin to allocate the first buffer, on a thread of its own; :meth:`take` then waits for it.
+
+        Does nothing if there is one already.
+        """
+        if self._free or self._num_taken or self._preparation is not None:
+            return
+        self._preparation = BackgroundThread(partial(self._prepare, num_bytes), name="checkpoint-staging")
+        self._preparation.start()
+
+    def _prepare(self, num_bytes: int) -> None:
+        try:
+            buffer = _allocate(num_bytes)
+        except (MemoryError, RuntimeError):
+            return  # the save that needs it will run into the same, and say so
+        with self._changed:
+            self._free.append(buffer)
 
     def take(self, num_bytes: int, timeout_s: float) -> torch.Tensor:
         """A uint8 tensor of at least ``num_bytes``, until it is given back.
@@ -38,6 +59,9 @@ class StagingPool:
             CoordinationTimeout: Both buffers are still being written after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
+        if self._preparation is not None:
+            self._preparation.join(timeout_s)
+            self._preparation = None
         with self._changed:
             while self._num_taken >= _MAX_BUFFERS:
                 if not self._changed.wait(deadline - time.monotonic()):
@@ -50,8 +74,7 @@ class StagingPool:
         if buffer is None or buffer.numel() < num_bytes:
             del buffer  # freed before the larger one is allocated
             try:
-                # Not in huge pages: to find them the kernel may first move others about, for seconds.
-                return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+                return _allocate(num_bytes)
             except BaseException:
                 self._forget()
                 raise
@@ -69,6 +92,15 @@ class StagingPool:
         with self._changed:
             self._num_taken -= 1
             self._changed.notify()
+
+
+def _allocate(num_bytes: int) -> torch.Tensor:
+    pinned = torch.cuda.is_available()
+    buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+    if not pinned:
+        # Not in huge pages: to find them the kernel may first move others about, for seconds.
+        fault_in(buffer)
+    return buffer
 
 
 def staging_bytes(layouts: Sequence[FileLayout]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ import torch
 from checkpoint.engine.files import FileLayout
 from checkpoint.engine.memory import Bytes, copy_into, flat_bytes, is_flat
 from checkpoint.engine.yielding import Yielding
-from checkpoint.format.codec import CODEC_NONE, RAW_PIECE_BYTES, encode_piece
+from checkpoint.format.codec import CODEC_NONE, CODECS, RAW_PIECE_BYTES, encode_piece
 from checkpoint.format.digest import PIECE_BYTES, digest64
 from checkpoint.format.payload import encode_header
 from storage import Store, Writer
@@ -27,10 +30,13 @@ from storage.spans import span
 _WRITE_BYTES: Final = 4 << 20
 _SMALL_BYTES: Final = 1 << 20
 _SMALL_LIVE_BYTES: Final = 128 << 10
-assert _WRITE_BYTES % RAW_PIECE_BYTES == _WRITE_BYTES % PIECE_BYTES == 0, "writes are of whole pieces"
+assert _WRITE_BYTES == PIECE_BYTES, "a write of a large box is a piece, unless it is compressed"
+assert _WRITE_BYTES % RAW_PIECE_BYTES == 0, "writes are of whole pieces"
 assert min(RAW_PIECE_BYTES, PIECE_BYTES) >= _SMALL_BYTES
 
 _MAX_WRITERS: Final = 4
+
+_RAW: Final = CODECS.index(CODEC_NONE)
 
 _Run: TypeAlias = Callable[[Callable[[], None]], None]
 """Makes a call, on whatever thread, and waits for it."""
@@ -142,14 +148,15 @@ def write_files(
         layouts: The files.
         sources: Their bytes.
         patience_s: In the background: write one file after the other, and leave the cores to training for so long
-            (local files only: clients of remote storage have threads of their own). None writes several files at once.
+            (local files only: clients of remote storage have threads of their own). None writes several files at once,
+            if this process has the cores for it.
 
     Raises:
         StorageError: One could not be written.
     """
     files = list(zip(layouts, sources, strict=True))
     if patience_s is None:
-        with ThreadPoolExecutor(_MAX_WRITERS, thread_name_prefix="checkpoint-write") as pool:
+        with ThreadPoolExecutor(_num_writers(store), thread_name_prefix="checkpoint-write") as pool:
             writing = [pool.submit(_write_file, store, *file, _at_once) for file in files]
             try:
                 return [one.result() for one in writing]
@@ -166,18 +173,30 @@ def _at_once(call: Callable[[], None]) -> None:
     call()
 
 
+def _num_writers(store: Store) -> int:
+    """At most as many as this process has cores, which it shares with the other ranks of the machine."""
+    if not is_local(store.url):  # waits for the network more than for a core
+        return _MAX_WRITERS
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # set by torchrun
+    return max(1, min(_MAX_WRITERS, cores // max(1, num_ranks)))
+
+
 def _write_file(store: Store, layout: FileLayout, source: Source, run: _Run) -> WrittenFile:
-    record = _Record(len(layout.entries))
+    record = _Record()
+    runs = list(_runs(layout, source.small_bytes))
     with (
         span("checkpoint.write", path=layout.name, num_bytes=layout.image_bytes),
         store.writer(layout.name, header_bytes=layout.header_bytes) as writer,
     ):
-        for first, stop in _runs(layout, source.small_bytes):
+        for first, stop in runs:
             data = source.read(first, stop).data
             for start in range(0, len(data), _WRITE_BYTES):
                 block = data[start : start + _WRITE_BYTES]
                 run(partial(_write_block, writer, layout, first, stop, block, record))
-        stored_bytes = np.asarray(record.stored_bytes, dtype=np.int64)
+        piece_counts = -(-layout.raw_bytes // np.where(layout.codecs == _RAW, PIECE_BYTES, RAW_PIECE_BYTES))
+        piece_bytes = np.asarray(record.piece_bytes, dtype=np.int64)
+        stored_bytes = np.add.reduceat(piece_bytes, np.cumsum(piece_counts) - piece_counts)
         ends = np.cumsum(stored_bytes)
         header = encode_header(layout.entries, ends.tolist(), layout.header_bytes)
         writer.set_header(header)
@@ -188,58 +207,54 @@ def _write_file(store: Store, layout: FileLayout, source: Source, run: _Run) -> 
         header_xxh3=digest64(header),
         byte_offset=layout.header_bytes + ends - stored_bytes,
         stored_bytes=stored_bytes,
-        piece_counts=np.asarray(record.piece_counts, dtype=np.int64),
-        piece_bytes=np.asarray(record.piece_bytes, dtype=np.int64),
+        piece_counts=piece_counts,
+        piece_bytes=piece_bytes,
         digests=np.asarray(record.digests, dtype=np.uint64),
     )
 
 
+# Between two writes of megabytes nothing of this is left in the cache, so that every line of it costs.
 def _write_block(
     writer: Writer, layout: FileLayout, first: int, stop: int, block: memoryview, record: _Record
 ) -> None:
-    compressed = layout.entries[first].codec != CODEC_NONE
-    frames = []
-    # Digested right before it is written, while it is in the cache: another thread would read it from memory again.
-    with span(
-        "checkpoint.compress" if compressed else "checkpoint.digest", path=layout.name, num_bytes=len(block)
-    ):
-        for box, piece in _pieces(layout, first, stop, block):
-            if compressed:
-                frame = encode_piece(piece, layout.entries[box].dtype.itemsize)
-                frames.append(frame)
-                record.add(box, frame)
-            else:
-                record.add(box, piece)
-    writer.write(b"".join(frames) if compressed else block)
-
-
-def _pieces(layout: FileLayout, first: int, stop: int, block: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The pieces of a block, each with the box it is of: small boxes are one piece, a large one is alone."""
-    if stop - first == 1:
-        piece_bytes = PIECE_BYTES if layout.entries[first].codec == CODEC_NONE else RAW_PIECE_BYTES
-        for begin in range(0, len(block), piece_bytes):
-            yield first, block[begin : begin + piece_bytes]
+    if layout.entries[first].codec == CODEC_NONE:
+        # Digested right before it is written, while it is in the cache: another thread would read it from memory again.
+        with span("checkpoint.digest", path=layout.name, num_bytes=len(block)):
+            record.add([block] if stop - first == 1 else _boxes(layout, first, stop, block))
+        writer.write(block)
         return
-    begin = 0
-    for box, num_bytes in enumerate(layout.raw_bytes[first:stop].tolist(), start=first):
-        yield box, block[begin : begin + num_bytes]
-        begin += num_bytes
+    with span("checkpoint.compress", path=layout.name, num_bytes=len(block)):
+        pieces = _raw_pieces(block) if stop - first == 1 else _boxes(layout, first, stop, block)
+        itemsizes = [entry.dtype.itemsize for entry in layout.entries[first:stop]]
+        if stop - first == 1:
+            itemsizes *= len(pieces)
+        frames = [encode_piece(*one) for one in zip(pieces, itemsizes, strict=True)]
+        record.add(frames)
+    writer.write(b"".join(frames))
+
+
+def _raw_pieces(block: memoryview) -> list[memoryview]:
+    """The pieces of a block of one box that is compressed."""
+    return [block[begin : begin + RAW_PIECE_BYTES] for begin in range(0, len(block), RAW_PIECE_BYTES)]
+
+
+def _boxes(layout: FileLayout, first: int, stop: int, block: memoryview) -> list[memoryview]:
+    """The boxes in a block of small ones, each of which is one piece."""
+    sizes = layout.raw_bytes[first:stop].tolist()
+    ends = itertools.accumulate(sizes)
+    return [block[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 class _Record:
-    """Sizes and digests of what was stored of each box."""
+    """Stored sizes and digests of the pieces of a file, in order."""
 
-    def __init__(self, num_entries: int) -> None:
-        self.piece_counts = [0] * num_entries
-        self.stored_bytes = [0] * num_entries
+    def __init__(self) -> None:
         self.piece_bytes: list[int] = []
         self.digests: list[int] = []
 
-    def add(self, box: int, stored: memoryview | bytes) -> None:
-        self.piece_counts[box] += 1
-        self.stored_bytes[box] += len(stored)
-        self.piece_bytes.append(len(stored))
-        self.digests.append(digest64(stored))
+    def add(self, pieces: Sequence[memoryview | bytes]) -> None:
+        self.piece_bytes.extend(map(len, pieces))
+        self.digests.extend(map(digest64, pieces))
 
 
 def _runs(layout: FileLayout, small_bytes: int) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, cast
+from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -46,18 +47,20 @@ def tensor_boxes(name: str, tensor: torch.Tensor) -> tuple[tuple[Box, ...], tupl
         _check_dense(name, tensor)
         box = Box.whole(tensor.shape)
         return ((box,), (tensor.detach(),)) if box.num_elements else ((), ())
-    coordinate = tensor.device_mesh.get_coordinate()
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
     if coordinate is None:
         return (), ()
-    local = cast("DTensor", tensor.detach()).to_local()
+    with torch.no_grad():  # detaching the DTensor would be dispatched like an operator on it
+        local = tensor.to_local().detach()
     _check_dense(name, local)
+    order = _explicit_order(tensor)
     try:
-        runs = _all_runs(
-            tensor.shape, tensor.device_mesh.shape, coordinate, tensor.placements, _explicit_order(tensor)
+        expected, boxes, places = _local_layout(
+            tuple(tensor.shape), mesh.shape, tuple(coordinate), tuple(tensor.placements), order
         )
     except UnsupportedLayout as error:
         raise UnsupportedLayout(f"{name}: {error}") from None
-    expected = tuple(sum(length for _, length in dim_runs) for dim_runs in runs)
     # Shards without elements come as (0,) or (0, ...), depending on who made them.
     if tuple(local.shape) != expected and (local.numel() or 0 not in expected):
         raise UnsupportedLayout(
@@ -65,8 +68,7 @@ def tensor_boxes(name: str, tensor: torch.Tensor) -> tuple[tuple[Box, ...], tupl
             f"{list(tensor.device_mesh.shape)} give a local shape of {list(expected)} at {coordinate}, but the "
             f"local tensor has {list(local.shape)}; redistribute() it to Shard or Replicate placements"
         )
-    pieces = _product(runs)
-    return tuple(box for box, _ in pieces), tuple(local[where] for _, where in pieces)
+    return boxes, tuple(local[where] for where in places)
 
 
 def range_boxes(
@@ -137,12 +139,30 @@ def _check_dense(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedLayout(f"{name}: tensor subclass {type(tensor).__name__} is not supported")
 
 
-def _explicit_order(tensor: DTensor) -> Mapping[int, Sequence[int]]:
-    """Cutting order by tensor dimension where the DTensor states one itself (PyTorch >= 2.10), else empty."""
+def _explicit_order(tensor: DTensor) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Tensor dimensions and their cutting order where the DTensor states one itself (PyTorch >= 2.10), else empty."""
     spec = tensor._spec
     if getattr(spec, "use_strided_shard_as_shard_order", True):
-        return {}
-    return {entry.tensor_dim: entry.mesh_dims for entry in getattr(spec, "shard_order", None) or ()}
+        return ()
+    return tuple(
+        (entry.tensor_dim, tuple(entry.mesh_dims)) for entry in getattr(spec, "shard_order", None) or ()
+    )
+
+
+# A model has a few layouts, in many tensors, at each save again.
+@lru_cache(maxsize=4096)
+def _local_layout(
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...],
+) -> tuple[tuple[int, ...], tuple[Box, ...], tuple[tuple[slice, ...], ...]]:
+    """Shape of the local tensor, its boxes, and where in it they are; see :func:`dtensor_boxes`."""
+    runs = _all_runs(shape, mesh_shape, coordinate, placements, dict(order))
+    pieces = _product(runs)
+    expected = tuple(sum(length for _, length in dim_runs) for dim_runs in runs)
+    return expected, tuple(box for box, _ in pieces), tuple(where for _, where in pieces)
 
 
 def _all_runs(

@@ -23,6 +23,8 @@ VOTED_DOWN: Final = "voted down"
 REFUSED: Final = "refused"
 LATE: Final = "late"
 STOPPED: Final = "stopped"
+ABANDONED: Final = "abandoned"
+"""Failed so early that the attempt can be removed; told as failed."""
 
 ENDED: Final = 1000
 """Where a rank is that has returned, raised or stopped."""
@@ -233,6 +235,12 @@ def write(turn: Turn) -> Iterator[Result]:
     yield Result(turn.state, FAILED, "fault")
 
 
+def write_table(turn: Turn) -> Iterator[Result]:
+    """Write a file of metadata."""
+    for result in write(turn):
+        yield result._replace(verdict=OK if result.verdict == OK else ABANDONED)
+
+
 def read_old(turn: Turn) -> Iterator[Result]:
     """Take note of the manifest that there is."""
     yield Result(turn.state, OK, old=turn.state.manifest)
@@ -275,8 +283,9 @@ def delete_first(turn: Turn) -> Iterator[Result]:
 def delete_rest(turn: Turn) -> Iterator[Result]:
     """Delete the rest of a directory."""
     inside = {path for path, _ in turn.state.files if path.startswith(f"{turn.what}/")}
-    yield Result(_without(turn.state, inside), turn.me.verdict)
-    yield Result(turn.state, turn.me.verdict, "fault")  # what is left over fails no save
+    verdict = FAILED if turn.me.verdict == ABANDONED else turn.me.verdict
+    yield Result(_without(turn.state, inside), verdict)
+    yield Result(turn.state, verdict, "fault")  # what is left over fails no save
 
 
 def nothing(turn: Turn) -> Iterator[Result]:
@@ -319,14 +328,20 @@ def leader(job: Job) -> Program:
         _LEAVE,
         *_payload(job, 0),
         Do(op=seen, what="write", effect=gather, when=_ALWAYS),
-        *(Do(op="write", what=f"{job.directory}/{name}", effect=write) for name in _METADATA),
+        *(Do(op="write", what=f"{job.directory}/{name}", effect=write_table) for name in _METADATA),
+        *_removal(job, ABANDONED),
         *(_REPLACE if job.overwrite else ()),
         *_CREATE,
+        *_removal(job, REFUSED),
         *tell("write"),
-        *(
-            Do(op=op, what=job.directory, effect=effect, when=frozenset({VOTED_DOWN}))
-            for op, effect in (("delete", delete_first), ("", delete_rest))
-        ),
+        *_removal(job, VOTED_DOWN),
+    )
+
+
+def _removal(job: Job, verdict: str) -> Program:
+    return tuple(
+        Do(op=op, what=job.directory, effect=effect, when=frozenset({verdict}))
+        for op, effect in (("delete", delete_first), ("", delete_rest))
     )
 
 

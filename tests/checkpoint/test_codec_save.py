@@ -212,3 +212,15 @@ def test_ranks_that_compress_differently_are_told() -> None:
     for error in raised_by_ranks(2, save):
         assert isinstance(error, ObjectsDiffer)
         assert "compression" in str(error)
+
+
+def test_a_manager_compresses_what_it_was_told_to(tmp_path: Path) -> None:
+    manager = checkpoint.CheckpointManager(tmp_path, compression={"model": "zstd"})
+    state = {"model": {"t": torch.ones(4096)}, "rest": {"t": torch.ones(4096)}}
+    manager.save(1, state)
+    manager.async_save(2, state).result()
+    for step in (1, 2):
+        sizes = {row["group"]: row["stored_bytes"] for row in rows(Store(tmp_path).sub(f"step-{step:08d}"))}
+        assert sizes["model"] < 4 * 4096 == sizes["rest"]
+    with pytest.raises(ValueError, match="compression has 'model': 'zip'"):
+        checkpoint.CheckpointManager(tmp_path, compression={"model": "zip"})

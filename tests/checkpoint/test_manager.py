@@ -17,6 +17,7 @@ from torch import nn
 
 from checkpoint import CheckpointManager
 from checkpoint.engine.coordination import Coordinator
+from checkpoint.engine.staging import StagingPool
 from checkpoint.errors import AlreadyCommitted, CorruptCheckpoint, MismatchError, NotACheckpoint
 from checkpoint.retention import KeepBest, Retention
 from checkpoint.schedule import Schedule
@@ -282,6 +283,22 @@ def test_a_loader_and_the_generators_of_random_numbers_go_on_where_they_were(tmp
     assert CheckpointManager(tmp_path).restore({"loader": other, "extra": {"step": 0}}) == 1
     assert other.at == 17
     assert (torch.rand(3).tolist(), random.random(), np.random.rand()) == expected
+
+
+def test_the_first_step_makes_ready_for_the_first_save(tmp_path: Path) -> None:
+    """It then finds a plan and staging memory, and has to make neither."""
+    manager = CheckpointManager(tmp_path, save_every_steps=2)
+    saver = manager._session.saver
+    saver._pool = StagingPool()
+    mine = state(1.0)
+    assert manager.save_if_due(1, mine) is None
+    known = saver._planner._known[-1]
+    first = saver._pool.take(1, timeout_s=20)
+    saver._pool.give_back(first)
+    assert not list(tmp_path.iterdir())
+    assert manager.save_if_due(2, mine).result(20)  # type: ignore[union-attr]
+    assert saver._planner._known[-1] is known
+    assert [buffer.data_ptr() for buffer in saver._pool._free] == [first.data_ptr()]
 
 
 @pytest.mark.parametrize(

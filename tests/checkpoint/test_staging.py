@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import resource
 import threading
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from checkpoint.boxes import Box
 from checkpoint.engine.files import lay_out, views_of
+from checkpoint.engine.memory import fault_in
 from checkpoint.engine.staging import StagingPool, stage, staging_bytes
 from checkpoint.errors import CoordinationTimeout
 from checkpoint.format.codec import CODEC_NONE
@@ -74,6 +77,28 @@ def test_a_third_save_waits_for_a_buffer_and_says_so_when_none_comes() -> None:
     pool.give_back(taken[0])
     waiting.join(20)
     assert len(taken) == 3
+
+
+def test_a_buffer_made_ready_is_the_first_one_taken() -> None:
+    pool = StagingPool()
+    pool.prepare(1 << 20)
+    buffer = pool.take(1 << 20, timeout_s=20)
+    assert pool._free == []
+    pool.give_back(buffer)
+    assert pool.take(1 << 20, timeout_s=20).data_ptr() == buffer.data_ptr()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 5000, 1 << 20])
+def test_fresh_memory_has_its_pages_before_it_is_used(num_bytes: int) -> None:
+    with mmap.mmap(-1, num_bytes + 3 * mmap.PAGESIZE) as whole:
+        memory = torch.frombuffer(whole, dtype=torch.uint8)[100 : 100 + num_bytes]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        fault_in(memory)
+        faulted = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        memory[: num_bytes // mmap.PAGESIZE * mmap.PAGESIZE].fill_(1)
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        del memory
+    assert used - faulted < 10 + num_bytes // mmap.PAGESIZE // 10, (before, faulted, used)
 
 
 def test_nothing_to_stage_is_fine() -> None:

@@ -125,6 +125,17 @@ def test_only_what_is_written_in_the_background_to_local_files_yields_the_cores(
     assert niceness() == before
 
 
+def test_ranks_that_share_the_cores_write_one_file_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    seen = set()
+    store = WatchedStore(str(tmp_path), lambda point: seen.add((threading.get_native_id(), point)))
+    write(store, [one for group in "abc" for one in locals_of([10], group=group)], staged=False)
+    assert len({thread for thread, _ in seen}) == 1
+    assert len({point for _, point in seen if point.startswith("before data")}) == 3
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_failure_is_raised_and_its_file_is_not_visible(background: bool) -> None:
     def hook(point: str) -> None:
