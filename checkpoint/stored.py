@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint.errors import CorruptCheckpoint, FormatError
-from checkpoint.format.digest import digest64
+from checkpoint.format.digest import Digester, digest64
 from checkpoint.format.index import Catalog, Tables, decode_boxes, decode_catalog
 from checkpoint.format.manifest import Manifest, read_manifest, read_metadata
 from checkpoint.format.objects import decode_objects
@@ -20,6 +20,9 @@ from checkpoint.format.tables import decode_table
 from storage import Store
 
 _BOXES: Final = ("shards.parquet", "stored.parquet")
+
+# Below this the tables of boxes are read whole, in two requests and not four.
+_WHOLE_BYTES: Final = 128 << 10
 
 
 class StoredCheckpoint:
@@ -66,7 +69,9 @@ class StoredCheckpoint:
             FormatError, CorruptCheckpoint: A table is damaged or contradicts another.
         """
         only = self._only
-        if only is None or not all(can_read_rows(self.manifest, name) for name in _BOXES):
+        num_bytes = sum(self.manifest.files[name].num_bytes for name in _BOXES)
+        partly = num_bytes > _WHOLE_BYTES and all(can_read_rows(self.manifest, name) for name in _BOXES)
+        if only is None or not partly:
             shards, stored = (self._table(name) for name in _BOXES)
             return decode_boxes(self.catalog, shards, stored, self.data.url)
         counts = self.catalog.box_counts
@@ -80,8 +85,8 @@ class StoredCheckpoint:
     def narrowed(self, tensor_ids: Iterable[int]) -> StoredCheckpoint:
         """The same checkpoint, with the boxes of some tensors only.
 
-        Of the tables of boxes only the parts that hold them are read. Whether boxes share bytes is then known of these
-        alone; everything else is checked as if all had been read.
+        Of large tables of boxes only the parts that hold them are read. Whether boxes share bytes is then known of
+        these alone; everything else is checked as if all had been read.
         """
         narrow = StoredCheckpoint(self.store, self.manifest)
         narrow.catalog = self.catalog
@@ -141,30 +146,31 @@ class StoredCheckpoint:
                 f"{self.data.url}/{file.path}: its header does not match its digest; load an earlier checkpoint"
             )
 
-    def check_pieces(self, pieces: Sequence[int], memory: memoryview) -> None:
+    def digester(self, pieces: npt.NDArray[np.int64]) -> Digester:
+        """Digests whole pieces, for :meth:`check_digests`."""
+        return Digester(self.tables.boxes.piece_bytes[pieces].tolist())
+
+    def check_digests(self, pieces: npt.NDArray[np.int64], found: Sequence[int]) -> None:
         """Check whole pieces.
 
         Args:
             pieces: Which, as rows of the pieces in ``tables.boxes``.
-            memory: Their stored bytes, one piece after the other.
+            found: Digest of each as it was read.
 
         Raises:
             CorruptCheckpoint: A digest does not match; names file, bytes and tensor.
         """
         boxes = self.tables.boxes
-        begin = 0
-        sizes, digests = boxes.piece_bytes[pieces].tolist(), boxes.digests[pieces].tolist()
-        for piece, num_bytes, digest in zip(pieces, sizes, digests, strict=True):
-            end = begin + num_bytes
-            if digest64(memory[begin:end]) != digest:
-                row = boxes.row_of_piece(piece)
-                file = self.tables.files[int(boxes.file_id[row])].path
-                at = int(boxes.piece_offset[piece])
-                raise CorruptCheckpoint(
-                    f"{self.data.url}/{file}: bytes {at}..{at + num_bytes} of tensor {self.tensor_of(row)} do not "
-                    "match their digest; load an earlier checkpoint"
-                )
-            begin = end
+        differ = boxes.digests[pieces] != np.asarray(found, dtype=np.uint64)
+        if differ.any():
+            piece = int(pieces[differ.argmax()])
+            row = boxes.row_of_piece(piece)
+            file = self.tables.files[int(boxes.file_id[row])].path
+            at = int(boxes.piece_offset[piece])
+            raise CorruptCheckpoint(
+                f"{self.data.url}/{file}: bytes {at}..{at + int(boxes.piece_bytes[piece])} of tensor "
+                f"{self.tensor_of(row)} do not match their digest; load an earlier checkpoint"
+            )
 
     def tensor_of(self, row: int) -> str:
         """Name of the tensor that a stored box belongs to: ``group/key``."""

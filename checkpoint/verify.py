@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from checkpoint.errors import CheckpointError, FormatError
 from checkpoint.format.digest import PIECE_BYTES
@@ -41,7 +42,7 @@ class VerifyReport:
 _MAX_PROBLEMS: Final = 100
 
 # Pieces that follow each other in one file: file, first byte, size, and which pieces.
-_Unit = tuple[int, int, int, list[int]]
+_Unit = tuple[int, int, int, npt.NDArray[np.int64]]
 
 
 def verify(checkpoint: StoredCheckpoint, progress: Callable[[int], None] = lambda _: None) -> VerifyReport:
@@ -105,7 +106,7 @@ def _units(checkpoint: StoredCheckpoint) -> Iterator[_Unit]:
             int(files[first]),
             int(boxes.piece_offset[first]),
             int(boxes.piece_bytes[pieces].sum()),
-            pieces.tolist(),
+            pieces,
         )
 
 
@@ -113,7 +114,9 @@ def _check_unit(checkpoint: StoredCheckpoint, unit: _Unit) -> None:
     file_id, start, num_bytes, pieces = unit
     path = checkpoint.tables.files[file_id].path
     (memory,) = checkpoint.data.read_ranges([(path, start, start + num_bytes)])
-    checkpoint.check_pieces(pieces, memory)
+    digester = checkpoint.digester(pieces)
+    digester.update(memory)
+    checkpoint.check_digests(pieces, digester.digests)
 
 
 def _check_header(checkpoint: StoredCheckpoint, file_id: int, rows: Sequence[int]) -> None:

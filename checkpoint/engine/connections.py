@@ -10,9 +10,11 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import islice
 from typing import Final
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -27,6 +29,7 @@ _ATTEMPT_S: Final = 5.0
 """Longest attempt to connect to one of the addresses of a rank."""
 
 _BUFFER_BYTES: Final = 4 << 20
+_MAX_BUFFERS: Final = 1024  # IOV_MAX
 
 # An address that nobody has (RFC 5737). Connecting a datagram socket sends nothing, but picks an interface.
 _NOBODY: Final = "192.0.2.1"
@@ -79,30 +82,32 @@ class Connections:
         for connection in self._sockets.values():
             connection.settimeout(self._timeout_s)
 
-    def send(self, peer: int, data: memoryview) -> None:
-        """Send bytes; returns when the system has taken them.
+    def send(self, peer: int, parts: Sequence[memoryview]) -> None:
+        """Send bytes, one part after the other; returns when the system has taken them.
 
         Raises:
             PeersLost: The connection is gone, or the peer takes nothing.
         """
+        pending = deque(part for part in parts if part.nbytes)
         try:
-            self._sockets[peer].sendall(data)
+            while pending:
+                _advance(pending, self._sockets[peer].sendmsg([*islice(pending, _MAX_BUFFERS)]))
         except OSError as error:
             raise PeersLost(f"sending to rank {peer}: {_one_line(error)}") from error
 
-    def receive(self, peer: int, into: memoryview) -> None:
-        """Fill memory with the next bytes of a peer.
+    def receive(self, peer: int, into: Sequence[memoryview]) -> None:
+        """Fill parts of memory, one after the other, with the next bytes of a peer.
 
         Raises:
             PeersLost: The connection is gone, or the peer sends nothing.
         """
-        num_bytes = 0
+        pending = deque(part for part in into if part.nbytes)
         try:
-            while num_bytes < into.nbytes:
-                got = self._sockets[peer].recv_into(into[num_bytes:])
-                if not got:
+            while pending:
+                num_bytes, *_ = self._sockets[peer].recvmsg_into([*islice(pending, _MAX_BUFFERS)])
+                if not num_bytes:
                     raise ConnectionError("it closed the connection")
-                num_bytes += got
+                _advance(pending, num_bytes)
         except OSError as error:
             raise PeersLost(f"receiving from rank {peer}: {_one_line(error)}") from error
 
@@ -154,6 +159,15 @@ class Connections:
         except OSError:  # a stranger, or a peer that tries another address
             pass
         connection.close()
+
+
+def _advance(pending: deque[memoryview], num_bytes: int) -> None:
+    """Drop so many bytes from the front of parts."""
+    while num_bytes:
+        part = pending.popleft()
+        if part.nbytes > num_bytes:
+            pending.appendleft(part[num_bytes:])
+        num_bytes -= min(num_bytes, part.nbytes)
 
 
 def _tune(connection: socket.socket) -> None:

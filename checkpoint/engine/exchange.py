@@ -129,12 +129,12 @@ class Exchange:
         self._reader.check_headers(spread(lots.first[own], lots.end[own] - lots.first[own]))
         for messages in self._read_ahead(_runs(own, lots.bundle[own])):
             for receiver, message in messages.items():
-                self._connections.send(receiver, message.data)
+                self._connections.send(receiver, [part.data for part in message])
 
-    def _read_ahead(self, bundles: Sequence[Ints]) -> Iterator[Mapping[int, Bytes]]:
+    def _read_ahead(self, bundles: Sequence[Ints]) -> Iterator[Mapping[int, Sequence[Bytes]]]:
         """The messages of each bundle by receiver, in order."""
         with ThreadPoolExecutor(_NUM_AHEAD, thread_name_prefix="checkpoint-share") as pool:
-            ahead: deque[Future[Mapping[int, Bytes]]] = deque()
+            ahead: deque[Future[Mapping[int, Sequence[Bytes]]]] = deque()
             for bundle in bundles:
                 ahead.append(pool.submit(self._read_bundle, bundle))
                 if len(ahead) > _NUM_AHEAD:
@@ -142,7 +142,7 @@ class Exchange:
             for messages in ahead:
                 yield messages.result()
 
-    def _read_bundle(self, bundle: Ints) -> Mapping[int, Bytes]:
+    def _read_bundle(self, bundle: Ints) -> Mapping[int, Sequence[Bytes]]:
         """Read the lots of a bundle, fill the views of this rank from them, and make the message to each receiver."""
         runs = [self._run(lot) for lot in bundle.tolist()]
         cuts = [self._views.cut(*run) for run in runs]
@@ -153,14 +153,15 @@ class Exchange:
             for receiver, parts in self._parts_of(lot, len(cut.box.offsets)).items():
                 wanted.setdefault(receiver, []).append((index, tuple(parts)))
         # Replicas want the same and get the same: as many messages as there are different ones.
-        messages: dict[tuple[tuple[int, tuple[Box, ...]], ...], Bytes] = {}
+        messages: dict[tuple[tuple[int, tuple[Box, ...]], ...], Sequence[Bytes]] = {}
         with torch.no_grad():
             for cut, raw, place in zip(cuts, raws, places, strict=True):
                 if place is None:
                     self._views.fill(cut, raw)
             for parts_of_lots in {tuple(of_receiver) for of_receiver in wanted.values()}:
-                slots = [(self._slot(cuts[index], parts), raws[index]) for index, parts in parts_of_lots]
-                messages[parts_of_lots] = self._message(slots)
+                messages[parts_of_lots] = [
+                    self._part(self._slot(cuts[index], parts), raws[index]) for index, parts in parts_of_lots
+                ]
         return {receiver: messages[tuple(wanted[receiver])] for receiver in sorted(wanted)}
 
     def _parts_of(self, lot: int, num_dims: int) -> dict[int, list[Box]]:
@@ -177,21 +178,15 @@ class Exchange:
             parts.setdefault(receiver, []).append(Box(tuple(offsets[:num_dims]), tuple(lengths[:num_dims])))
         return parts
 
-    def _message(self, slots: Sequence[tuple[_Slot, Bytes]]) -> Bytes:
-        if len(slots) == 1 and slots[0][0].is_whole:
-            return slots[0][1]
-        message = np.empty(sum(slot.num_bytes for slot, _ in slots), dtype=np.uint8)
-        begin = 0
-        for slot, raw in slots:
-            room = message[begin : begin + slot.num_bytes]
-            begin += slot.num_bytes
-            if slot.is_whole:
-                room[:] = raw
-                continue
-            bits = self._bits(slot.cut)
-            for (box, _), target in zip(slot.pieces, _rooms(slot, room, bits), strict=True):
-                target.copy_(elements(slot.cut, raw, box, bits))
-        return message
+    def _part(self, slot: _Slot, raw: Bytes) -> Bytes:
+        """The bytes of a slot; nothing is copied where they are those of the lot."""
+        if slot.is_whole:
+            return raw
+        part = np.empty(slot.num_bytes, dtype=np.uint8)
+        bits = self._bits(slot.cut)
+        for (box, _), target in zip(slot.pieces, _rooms(slot, part, bits), strict=True):
+            target.copy_(elements(slot.cut, raw, box, bits))
+        return part
 
     def _receive(self) -> None:
         lots = self._share.lots
@@ -203,24 +198,33 @@ class Exchange:
                 runs = [self._run(lot) for lot in message.tolist()]
                 cuts = [self._views.cut(*run) for run in runs]
                 slots = [self._slot(cut, [part.box for part in cut.parts]) for cut in cuts]
+                places = [
+                    self._views.destination(*run) if slot.is_whole else None
+                    for run, slot in zip(runs, slots, strict=True)
+                ]
+                # Each in memory of its own and so aligned, as PyTorch takes elements of 16 bytes to be.
+                parts = [
+                    np.empty(slot.num_bytes, dtype=np.uint8) if place is None else place
+                    for slot, place in zip(slots, places, strict=True)
+                ]
                 num_bytes = sum(slot.num_bytes for slot in slots)
-                place = self._views.destination(*runs[0]) if len(runs) == 1 and slots[0].is_whole else None
-                memory = np.empty(num_bytes, dtype=np.uint8) if place is None else place
                 with span("checkpoint.exchange", num_bytes=num_bytes):
-                    self._connections.receive(int(lots.reader[message[0]]), memory.data)
+                    self._connections.receive(int(lots.reader[message[0]]), [part.data for part in parts])
                 self.num_bytes_received += num_bytes
                 if copied is not None:
                     copied.result()
-                copied = pool.submit(self._fill, slots, memory) if place is None else None
+                rest = [
+                    (slot, part)
+                    for slot, part, place in zip(slots, parts, places, strict=True)
+                    if place is None
+                ]
+                copied = pool.submit(self._fill, rest) if rest else None
             if copied is not None:
                 copied.result()
 
-    def _fill(self, slots: Sequence[_Slot], message: Bytes) -> None:
-        begin = 0
+    def _fill(self, slots: Sequence[tuple[_Slot, Bytes]]) -> None:
         with torch.no_grad():
-            for slot in slots:
-                room = message[begin : begin + slot.num_bytes]
-                begin += slot.num_bytes
+            for slot, room in slots:
                 for index, part in enumerate(slot.cut.parts):
                     rooms = _rooms(slot, room, part.wanted.bits)
                     for (box, owner), source in zip(slot.pieces, rooms, strict=True):

@@ -69,13 +69,21 @@ _RoundOf = Callable[[str, Callable[[], bytes], Callable[[list[bytes]], bytes | l
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Plan:
-    """What this rank does; all ranks have agreed to do theirs."""
+class _Own:
+    """What this rank wants of a checkpoint; ``checkpoint`` is narrowed to the tensors that it needs."""
 
     checkpoint: StoredCheckpoint
     stored: StoredView
     match: Match
     views: Views
+    rank_objects: Mapping[str, object] | None  # of this rank, if the checkpoint was saved on as many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Plan:
+    """What this rank does; all ranks have agreed to do theirs."""
+
+    own: _Own
     unexpected: tuple[str, ...]
     share: Share | None
     anyone_shares: bool
@@ -126,13 +134,10 @@ class Loader:
         stats = self._read(name, plan, round_of, options)
 
         manifest = checkpoint.manifest
-        rank_objects: Mapping[str, object] | None = None
-        if manifest.writer.get("world_size") == self._coordinator.world_size:
-            rank_objects = checkpoint.rank_objects(self._coordinator.rank) or None
 
         def apply() -> bytes:
-            finish(plan.stored, plan.match.targets, rank_objects)
-            if rank_objects is None:
+            finish(plan.own.stored, plan.own.match.targets, plan.own.rank_objects)
+            if plan.own.rank_objects is None:
                 derive_rng(int(manifest.run_id, 16), manifest.step or 0, self._coordinator.rank)
             return b""
 
@@ -141,11 +146,11 @@ class Loader:
             url=store.url,
             step=manifest.step,
             attempt=manifest.attempt,
-            matched=tuple(f"{tensor.group}/{tensor.key}" for tensor in plan.match.targets),
-            missing=tuple(plan.match.missing),
+            matched=tuple(f"{tensor.group}/{tensor.key}" for tensor in plan.own.match.targets),
+            missing=tuple(plan.own.match.missing),
             unexpected=plan.unexpected,
-            converted=tuple(plan.match.converted),
-            rng_restored=rank_objects is not None,
+            converted=tuple(plan.own.match.converted),
+            rng_restored=plan.own.rank_objects is not None,
             num_bytes_read=stats.num_bytes_read,
             num_bytes_received=stats.num_bytes_received,
             num_bytes_wanted=stats.num_bytes_wanted,
@@ -160,24 +165,19 @@ class Loader:
         options: LoadOptions,
     ) -> _Plan:
         """Find out what goes where and who reads it, and that it fits, before any payload is read."""
-        stored = StoredView(checkpoint)
-        num_tensors = len(checkpoint.catalog.tensors)
-        found: Match | None = None
-        narrow: StoredCheckpoint | None = None
-        views: Views | None = None
+        own: _Own | None = None
 
         def local() -> bytes:
-            nonlocal found, narrow, views
-            found = match(checkpoint, stored, targets(stored), options)
-            own = {one.tensor_id for one in found.wanted}
-            narrow = checkpoint.narrowed(own)
-            narrow.tables.check_tilings(own)
-            views = Views(narrow.tables, found.wanted)
-            known = np.zeros(num_tensors, dtype=bool)
-            known[found.ids] = True
-            return pack([np.packbits(known).tobytes(), encode_wants(views.wants)])
+            nonlocal own
+            own = self._look(checkpoint, targets, options)
+            known = np.zeros(len(checkpoint.catalog.tensors), dtype=bool)
+            known[own.match.ids] = True
+            return pack([np.packbits(known).tobytes(), encode_wants(own.views.wants)])
 
         def decide(messages: list[bytes]) -> list[bytes]:
+            assert own is not None
+            checkpoint.check_files()
+            num_tensors = len(checkpoint.catalog.tensors)
             packed, encoded = zip(*map(unpack, messages), strict=True)
             known = np.bitwise_or.reduce([np.frombuffer(one, dtype=np.uint8) for one in packed])
             is_known = np.unpackbits(known, count=num_tensors).astype(bool).tolist() if num_tensors else []
@@ -186,35 +186,46 @@ class Loader:
                 return [pack([unexpected, b"", b""])]
             wants = [decode_wants(one) for one in encoded]
             needed = {one for want in wants for one in np.unique(want.tensor_id).tolist()}
-            assert found is not None
-            assert narrow is not None
-            own = {one.tensor_id for one in found.wanted}
-            tables = (narrow if needed == own else checkpoint.narrowed(needed)).tables
+            has_all = needed == {one.tensor_id for one in own.match.wanted}
+            tables = (own.checkpoint if has_all else checkpoint.narrowed(needed)).tables
             shares = share_reads(tables, wants, verify=options.verify)
             anyone_shares = b"+" if any(shares) else b""
             return [pack([unexpected, share, anyone_shares]) for share in shares]
 
         unexpected, share, anyone_shares = unpack(round_of("match", local, decide))
-        assert found is not None
-        assert narrow is not None
-        assert views is not None
+        assert own is not None
         return _Plan(
-            checkpoint=narrow,
-            stored=stored,
-            match=found,
-            views=views,
+            own=own,
             unexpected=tuple(json.loads(unexpected)),
-            share=decode_share(share, narrow.tables.boxes),
+            share=decode_share(share, own.checkpoint.tables.boxes),
             anyone_shares=bool(anyone_shares),
         )
 
+    def _look(self, checkpoint: StoredCheckpoint, targets: Targets, options: LoadOptions) -> _Own:
+        """Read the metadata that this rank needs, and find the place of everything."""
+        stored = StoredView(checkpoint)
+        found = match(checkpoint, stored, targets(stored), options)
+        needed = {one.tensor_id for one in found.wanted}
+        narrow = checkpoint.narrowed(needed)
+        narrow.tables.check_tilings(needed)
+        rank_objects: Mapping[str, object] | None = None
+        if checkpoint.manifest.writer.get("world_size") == self._coordinator.world_size:
+            rank_objects = checkpoint.rank_objects(self._coordinator.rank) or None
+        return _Own(
+            checkpoint=narrow,
+            stored=stored,
+            match=found,
+            views=Views(narrow.tables, found.wanted),
+            rank_objects=rank_objects,
+        )
+
     def _read(self, name: str, plan: _Plan, round_of: _RoundOf, options: LoadOptions) -> ReadStats:
-        reader = PieceReader(plan.checkpoint, plan.views, verify=options.verify)
+        reader = PieceReader(plan.own.checkpoint, plan.own.views, verify=options.verify)
         exchange: Exchange | None = None
         if plan.share is not None:
             exchange = Exchange(
                 reader,
-                plan.views,
+                plan.own.views,
                 plan.share,
                 self._coordinator.rank,
                 options.timeout_s,
@@ -230,6 +241,9 @@ class Loader:
                 ).encode()  # no failure of this rank: what happened to the other one is to be told
             return b""
 
+        def connect(exchange: Exchange) -> None:
+            exchange.connect(self._coordinator.connect(f"{name}/exchange"))
+
         def read() -> bytes:
             if exchange is None:
                 reader.read_alone(np.zeros(0, dtype=np.int64))
@@ -237,8 +251,7 @@ class Loader:
 
         try:
             if plan.anyone_shares:
-                store = self._coordinator.connect(f"{name}/exchange")
-                round_of("connect", lambda: of_exchange(lambda one: one.connect(store)), _none_lost)
+                round_of("connect", lambda: of_exchange(connect), _none_lost)
             round_of("read", read, _none_lost)
         finally:
             if exchange is not None:
@@ -246,19 +259,13 @@ class Loader:
         return ReadStats(
             num_bytes_read=reader.num_bytes_read,
             num_bytes_received=exchange.num_bytes_received if exchange is not None else 0,
-            num_bytes_wanted=plan.views.num_bytes_wanted(),
+            num_bytes_wanted=plan.own.views.num_bytes_wanted(),
         )
 
 
 def _open(store: Store, round_of: _RoundOf) -> StoredCheckpoint:
     """Agree on the attempt: rank 0 reads the manifest, since it may be replaced at any time."""
-
-    def decide(_: list[bytes]) -> bytes:
-        manifest, data = read_manifest(store)
-        StoredCheckpoint(store, manifest).check_files()
-        return data
-
-    data = round_of("open", bytes, decide)
+    data = round_of("open", bytes, lambda _: read_manifest(store)[1])
     return StoredCheckpoint(store, decode_manifest(data, f"{store.url}/{MANIFEST}"))
 
 

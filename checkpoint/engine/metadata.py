@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from checkpoint.engine.votes import Votes
 from checkpoint.format.codec import CODEC_NONE, CODECS
+from checkpoint.format.grouping import first_rows
 from checkpoint.format.tables import encode_table
 from checkpoint.planner import Plan
 from checkpoint.ragged import ranges, starts
@@ -26,6 +28,8 @@ class TableEncoder:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        names = [(tensor.group, tensor.key) for tensor in plan.tensors]
+        self._first_rows = first_rows(names, np.diff(plan.first))
         self._tensors: bytes | None = None
         self._shards: tuple[Ints, bytes] | None = None  # with the file ids that are in it
 
@@ -56,7 +60,7 @@ class TableEncoder:
         return {
             "tensors.parquet": self._tensors,
             "shards.parquet": self._shards[1],
-            "stored.parquet": _encode_stored(votes, row, file_id),
+            "stored.parquet": _encode_stored(votes, row, file_id, self._first_rows),
             "files.parquet": encode_table(
                 "files.parquet",
                 {
@@ -99,10 +103,10 @@ class TableEncoder:
             "lengths": _lists(plan.num_dims, plan.lengths.T[has_dim]),
             "file_id": file_id,
         }
-        return encode_table("shards.parquet", columns)
+        return encode_table("shards.parquet", columns, first_rows=self._first_rows)
 
 
-def _encode_stored(votes: Votes, row: Ints, file_id: Ints) -> bytes:
+def _encode_stored(votes: Votes, row: Ints, file_id: Ints, first_rows: Sequence[int]) -> bytes:
     codec = votes.codec[row]
     plain = codec == CODECS.index(CODEC_NONE)
     counts = votes.piece_counts[row]
@@ -116,7 +120,7 @@ def _encode_stored(votes: Votes, row: Ints, file_id: Ints) -> bytes:
         "piece_bytes": _lists(np.where(plain, 0, counts), sizes, null=plain),
         "xxh3": _lists(counts, votes.digests[ranges(begin, counts)]),
     }
-    return encode_table("stored.parquet", columns)
+    return encode_table("stored.parquet", columns, first_rows=first_rows)
 
 
 def _lists(counts: Ints, values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.ListArray:

@@ -27,6 +27,10 @@ from checkpoint.format.index import Tables
 
 _BUNDLE_BYTES: Final = 8 << 20
 
+# If reading twice costs no more than one byte in so many, connecting the ranks would cost more: counters that are
+# replicated beside what is sharded.
+_NEGLIGIBLE: Final = 1000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Lots:
@@ -77,7 +81,8 @@ def share_reads(tables: Tables, wants: Sequence[Wants], *, verify: bool) -> list
             ranks that want other parts of a piece read them exactly.
 
     Returns:
-        What to tell each rank, for :func:`decode_share`; empty for ranks that share nothing.
+        What to tell each rank, for :func:`decode_share`; empty for ranks that share nothing. Nobody does if that
+        would save next to nothing.
     """
     boxes = tables.boxes
     joined = Wants(
@@ -94,7 +99,8 @@ def share_reads(tables: Tables, wants: Sequence[Wants], *, verify: bool) -> list
     if not verify and len(piece):
         row = np.searchsorted(boxes.piece_first, piece[starts], side="right") - 1
         shared &= boxes.compressed[row] | np.logical_and.reduceat(is_whole, starts)
-    if not shared.any():
+    num_bytes = boxes.piece_bytes[piece[starts]]
+    if np.sum((num_bytes * (counts - 1))[shared]) * _NEGLIGIBLE <= num_bytes.sum():
         return [b""] * len(wants)
     members = np.repeat(shared, counts)
     lots, lot_members = _lots(boxes, piece[starts[shared]], needer[members], counts[shared])

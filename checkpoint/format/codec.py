@@ -40,11 +40,6 @@ _PARAMETERS: Final = zstandard.ZstdCompressionParameters.from_level(
 _MAX_WINDOW_BYTES: Final = 8 << 20
 
 
-def num_raw_pieces(num_bytes: int) -> int:
-    """Number of pieces that a box of ``num_bytes`` is compressed into."""
-    return -(-num_bytes // RAW_PIECE_BYTES)
-
-
 def max_stored_bytes(raw_bytes: int) -> int:
     """Most bytes that a piece of ``raw_bytes`` may take when stored: what cannot be compressed grows a little."""
     return raw_bytes + raw_bytes // 256 + 64

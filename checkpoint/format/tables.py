@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ ROW_GROUPS: Final = "omniload.row_groups"
 PARTLY_READ: Final = frozenset({"shards.parquet", "stored.parquet"})
 """Tables of which a reader may want some row groups only. Both have the same ones."""
 
-_ROW_GROUP_ROWS: Final = 4096  # half as many cost more in the footer than a reader of few rows saves
+_ROW_GROUP_ROWS: Final = 16_384
 _RANK_OBJECT_ROWS: Final = 64  # some ten kilobytes each, of which a rank needs its own
 _MAX_ROWS: Final = 1 << 27
 _MAX_DECODED_BYTES: Final = 16 << 30
@@ -41,6 +42,14 @@ _int64s = pa.list_(pa.int64())
 
 # Files and tensors are numbered in order, so differences are small; digests are noise; all else repeats.
 _ENCODINGS: Final[dict[str, dict[str, Any]]] = {
+    "tensors.parquet": {
+        "use_dictionary": ["group", "dtype", "shape.list.element", "nbytes", "box_count"],
+        "column_encoding": {"tensor_id": "DELTA_BINARY_PACKED"},
+    },
+    "files.parquet": {
+        "use_dictionary": ["num_bytes", "header_bytes"],
+        "column_encoding": {"file_id": "DELTA_BINARY_PACKED"},
+    },
     "shards.parquet": {
         "use_dictionary": ["offsets.list.element", "lengths.list.element"],
         "column_encoding": {"tensor_id": "DELTA_BINARY_PACKED", "file_id": "DELTA_BINARY_PACKED"},
@@ -103,12 +112,13 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
 """Columns by file. A writer may add columns; a reader ignores those it does not know."""
 
 
-def encode_table(name: str, columns: dict[str, Any]) -> bytes:
+def encode_table(name: str, columns: dict[str, Any], *, first_rows: Sequence[int] | None = None) -> bytes:
     """The bytes of one table.
 
     Args:
         name: File name, a key of :data:`SCHEMAS`.
         columns: All of its columns, as lists or Arrow arrays.
+        first_rows: First row of each row group; by default they are of equal size.
     """
     schema = SCHEMAS[name]
     arrays = [
@@ -117,13 +127,15 @@ def encode_table(name: str, columns: dict[str, Any]) -> bytes:
         for column in (columns[field.name],)
     ]
     table = pa.Table.from_arrays(arrays, schema=schema)
-    num_rows = _RANK_OBJECT_ROWS if name == "rank_objects.parquet" else _ROW_GROUP_ROWS
+    if first_rows is None:
+        step = _RANK_OBJECT_ROWS if name == "rank_objects.parquet" else _ROW_GROUP_ROWS
+        first_rows = range(0, table.num_rows, step)
     sink = io.BytesIO()
     groups = []
     with pq.ParquetWriter(sink, schema, compression="zstd", **_ENCODINGS.get(name, {})) as writer:
-        for start in range(0, table.num_rows, num_rows):
+        for start, end in pairwise([*first_rows, table.num_rows]):
             begin = sink.tell()
-            writer.write_table(table.slice(start, num_rows), row_group_size=num_rows)
+            writer.write_table(table.slice(start, end - start), row_group_size=end - start)
             with sink.getbuffer() as written:
                 digest = digest_hex(written[begin:])
                 groups.append({"begin": begin, "end": len(written), "xxh3": digest})
@@ -190,9 +202,10 @@ def _checked_footer(
 ) -> pq.FileMetaData:
     """The footer of a file whose columns are those of a schema, and whose pages decode to a bounded size."""
     file = pq.ParquetFile(pa.BufferReader(data))
+    found = file.schema_arrow
     for field in schema:
-        index = file.schema_arrow.get_field_index(field.name)
-        if index < 0 or file.schema_arrow.field(index).type != field.type:
+        index = found.get_field_index(field.name)
+        if index < 0 or found.field(index).type != field.type:
             raise FormatError(f"{where}: no column {field.name!r} of type {field.type}")
     footer = file.metadata
     if not 0 <= footer.num_rows <= _MAX_ROWS:

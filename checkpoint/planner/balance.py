@@ -13,6 +13,10 @@ Ints = npt.NDArray[np.int64]
 
 _NO_LOAD: Final = np.iinfo(np.int64).max  # of a holder that is not there: never the least loaded
 
+# Loads are compared in units of this. So counters and the like of one set of holders, beside equal shards, lie together
+# in one file, and who needs all of them reads them at once.
+_UNIT_BYTES: Final = 64 << 10
+
 
 def choose_writers(num_bytes: Ints, first: Ints, rank: Ints, num_ranks: int) -> Ints:
     """Choose one holder of each box (longest processing time first).
@@ -55,7 +59,7 @@ def choose_writers(num_bytes: Ints, first: Ints, rank: Ints, num_ranks: int) -> 
         for step in range(int(count[0])):
             active = int(np.searchsorted(-count, -step))
             boxes = by_set[begin[:active] + step]
-            column = loads[:active].argmin(axis=1)
+            column = (loads[:active] // _UNIT_BYTES).argmin(axis=1)
             loads[np.arange(active), column] += num_bytes[boxes]
             chosen[boxes] = first[boxes] + column
         load[holders] = loads

@@ -18,7 +18,6 @@ from checkpoint.format.codec import (
     decode_piece,
     encode_piece,
     max_stored_bytes,
-    num_raw_pieces,
 )
 
 ITEMSIZES = [1, 2, 4, 8, 16]
@@ -58,10 +57,6 @@ def test_planes_make_weights_smaller_than_zstd_alone_does() -> None:
     raw = weights.view(torch.uint8).numpy()
     planes, plain = encode_piece(raw, 2), encode_piece(raw, 1)
     assert len(raw) / len(planes) > 1.4 > 1.35 > len(raw) / len(plain)
-
-
-def test_pieces_are_counted_by_what_they_hold() -> None:
-    assert [num_raw_pieces(n) for n in (0, 1, RAW_PIECE_BYTES, RAW_PIECE_BYTES + 1)] == [0, 1, 1, 2]
 
 
 GOOD = encode_piece(bytes(1000), 2)

@@ -46,17 +46,20 @@ def test_bytes_arrive_in_order_from_every_rank() -> None:
 
     def send(rank: int) -> None:
         for peer in {0, 1, 2} - {rank}:
-            ends[rank].send(peer, memoryview(large + bytes([rank, peer])))
+            ends[rank].send(
+                peer, [memoryview(large), *[memoryview(bytes([rank]))] * 3000, memoryview(bytes([peer]))]
+            )
 
     def receive(rank: int) -> None:
         for peer in {0, 1, 2} - {rank}:
-            memory = bytearray(len(large) + 2)
-            ends[rank].receive(peer, memoryview(memory))
-            found[peer, rank] = bytes(memory)
+            # Cut otherwise than by the sender, and into more parts than one call takes.
+            parts = [bytearray(1) for _ in range(2000)] + [bytearray(len(large) + 1001)]
+            ends[rank].receive(peer, [memoryview(part) for part in parts])
+            found[peer, rank] = b"".join(parts)
 
     raised = in_threads([lambda r=r, f=f: f(r) for r in range(3) for f in (send, receive)])
     assert raised == [None] * 6
-    assert found == {(a, b): large + bytes([a, b]) for a in range(3) for b in range(3) if a != b}
+    assert found == {(a, b): large + bytes([a] * 3000 + [b]) for a in range(3) for b in range(3) if a != b}
     for end in ends:
         end.close()
 
@@ -66,13 +69,13 @@ def test_a_closed_connection_wakes_both_ends(breaks: int) -> None:
     ends = connected(2, HashStore())
     # More than the system buffers, and nobody receives.
     everything = memoryview(bytearray(64 << 20))
-    waiting = [lambda: ends[0].send(1, everything), lambda: ends[1].send(0, everything)]
+    waiting = [lambda: ends[0].send(1, [everything]), lambda: ends[1].send(0, [everything])]
     started = threading.Timer(0.3, ends[breaks].close)
     started.start()
     raised = in_threads(waiting)
     started.join()
     assert all(isinstance(error, PeersLost) for error in raised)
-    waiting += [lambda rank=rank: ends[rank].receive(1 - rank, everything) for rank in (0, 1)]
+    waiting += [lambda rank=rank: ends[rank].receive(1 - rank, [everything]) for rank in (0, 1)]
     for call in waiting:
         with pytest.raises(PeersLost):
             call()
@@ -92,7 +95,7 @@ def test_a_peer_that_says_nothing_is_lost_after_the_time_out() -> None:
     ends = [Connections(0, {1}, timeout_s=0.5), Connections(1, {0}, timeout_s=0.5)]
     assert in_threads([lambda end=end: end.open(store) for end in ends]) == [None, None]
     with pytest.raises(PeersLost, match="receiving from rank 1: timed out"):
-        ends[0].receive(1, memoryview(bytearray(1)))
+        ends[0].receive(1, [memoryview(bytearray(1))])
     for end in ends:
         end.close()
 
@@ -114,9 +117,9 @@ def test_strangers_are_turned_away() -> None:
     peer.open(store)
     opening.join(50)
     assert raised == [None]
-    peer.send(0, memoryview(b"hello"))
+    peer.send(0, [memoryview(b"he"), memoryview(b""), memoryview(b"llo")])
     memory = bytearray(5)
-    end.receive(1, memoryview(memory))
+    end.receive(1, [memoryview(memory)])
     assert memory == b"hello"
     end.close()
     peer.close()

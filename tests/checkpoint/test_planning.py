@@ -16,7 +16,7 @@ from checkpoint.boxes import Box, flat_boxes
 from checkpoint.errors import StateError, TilingError
 from checkpoint.frameworks.values import LocalTensor
 from checkpoint.planner import Plan, describe, make_plan, positions_in
-from checkpoint.planner.balance import choose_writers
+from checkpoint.planner.balance import _UNIT_BYTES, choose_writers
 from checkpoint.planner.description import join
 from checkpoint.ragged import starts
 from checkpoint.tiling import find_untiled
@@ -120,10 +120,10 @@ def test_replicas_of_all_ranks_are_balanced_within_the_largest_box(
     """Plain replicated tensors, next to boxes that only one rank holds."""
     alone = [rank % num_ranks for rank in alone]
     own = np.asarray([500 + 7 * index for index in range(len(alone))], dtype=np.int64)
-    num_bytes = np.concatenate([np.asarray(sizes), own]).astype(np.int64)
+    num_bytes = np.concatenate([np.asarray(sizes), own]).astype(np.int64)  # in units
     counts = np.asarray([num_ranks] * len(sizes) + [1] * len(alone))
     rank = np.concatenate([np.tile(np.arange(num_ranks), len(sizes)), np.asarray(alone, dtype=np.int64)])
-    chosen = choose_writers(num_bytes, starts(counts), rank, num_ranks)
+    chosen = choose_writers(num_bytes * _UNIT_BYTES, starts(counts), rank, num_ranks)
     load = np.bincount(rank[chosen], weights=num_bytes, minlength=num_ranks)
     fixed = np.bincount(np.asarray(alone, dtype=np.int64), weights=own, minlength=num_ranks)
     ideal = max(load.sum() / num_ranks, fixed.max())
@@ -142,7 +142,7 @@ def test_no_holder_of_a_box_could_have_taken_much_work_off_its_writer(data: st.D
     )
     first = starts(np.asarray([len(one) for one in sets]))
     rank = np.concatenate([np.asarray(one, dtype=np.int64) for one in sets])
-    chosen = choose_writers(num_bytes, first, rank, num_ranks)
+    chosen = choose_writers(num_bytes * _UNIT_BYTES, first, rank, num_ranks)
     assert ((first[:-1] <= chosen) & (chosen < first[1:])).all()
     writer = rank[chosen]
     load = np.bincount(writer, weights=num_bytes, minlength=num_ranks)
@@ -156,8 +156,19 @@ def test_the_largest_go_first() -> None:
     """One of 9 and three of 3 over two ranks: 9 to 9. In order of appearance it would be 6 to 12."""
     num_bytes = np.asarray([3, 3, 3, 9], dtype=np.int64)
     rank = np.tile(np.arange(2), 4)
-    chosen = choose_writers(num_bytes, starts(np.full(4, 2)), rank, 2)
+    chosen = choose_writers(num_bytes * _UNIT_BYTES, starts(np.full(4, 2)), rank, 2)
     assert rank[chosen].tolist() == [1, 1, 1, 0]
+
+
+def test_small_boxes_of_the_same_holders_go_to_one_of_them_until_they_are_not_small() -> None:
+    """They are read together. Dealt out one by one, counters beside equal shards would lie all over the files."""
+    num_boxes = 10 * _UNIT_BYTES // 64
+    num_bytes = np.asarray([1 << 20, 1 << 20, *[64] * num_boxes], dtype=np.int64)
+    first = starts(np.asarray([1, 1, *[2] * num_boxes]))
+    rank = np.asarray([0, 1, *[0, 1] * num_boxes])
+    chosen = rank[choose_writers(num_bytes, first, rank, 2)]
+    assert set(chosen[2:1000].tolist()) == {0}
+    assert np.count_nonzero(chosen[2:]) == num_boxes // 2
 
 
 def test_thousands_of_ranks_that_replicate_over_two_axes_are_balanced() -> None:
@@ -167,7 +178,9 @@ def test_thousands_of_ranks_that_replicate_over_two_axes_are_balanced() -> None:
     sets = [*grid, *grid.T, grid.ravel()] * 20
     num_bytes = np.random.default_rng(0).integers(1, 1000, len(sets))
     rank = np.concatenate(sets)
-    chosen = choose_writers(num_bytes, starts(np.asarray([len(one) for one in sets])), rank, grid.size)
+    chosen = choose_writers(
+        num_bytes * _UNIT_BYTES, starts(np.asarray([len(one) for one in sets])), rank, grid.size
+    )
     load = np.bincount(rank[chosen], weights=num_bytes, minlength=grid.size)
     assert load.max() <= num_bytes.sum() / grid.size + num_bytes.max()
 

@@ -29,7 +29,7 @@ from tests.checkpoint.independent_reader import read_tensors
 from tests.checkpoint.simulation import bits, held, random_bits, run_ranks
 
 # More boxes than two row groups have.
-NUM_BOXES = 9001
+NUM_BOXES = 28_801
 
 
 @pytest.fixture(scope="module")

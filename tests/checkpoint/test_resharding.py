@@ -71,6 +71,8 @@ def test_any_layout_loads_into_any_other(data: st.DataObject) -> None:
 # Large enough for several pieces and chunks; cut so that reads begin and end inside of pieces.
 _BIG = (3 * PIECE_BYTES // 4096 + 5, 1024)  # float32, about 12 MiB + 20 KiB
 
+_SMALL = 50_001  # large enough to be worth sharing
+
 _CUTS: dict[str, list[list[Box]]] = {
     "whole": [[Box.whole(_BIG)]],
     "rows": [[Box((0, 0), (1001, 1024))], [Box((1001, 0), (_BIG[0] - 1001, 1024))]],
@@ -88,21 +90,21 @@ _CUTS: dict[str, list[list[Box]]] = {
 def test_boxes_of_many_pieces(source: str, target: str, verify: bool) -> None:
     tensors = {
         "big": random_bits(_BIG, torch.float32, seed=3),
-        "small": random_bits((5,), torch.int8, seed=4),
+        "small": random_bits((_SMALL,), torch.int8, seed=4),
     }
     store = fresh_store()
     w, v = len(_CUTS[source]), len(_CUTS[target])
-    small_w, small_v = ([[Box.whole((5,))]] * count for count in (w, v))
+    small_w, small_v = ([[Box.whole((_SMALL,))]] * count for count in (w, v))
     save_simulated(store, w, tensors, {"big": _CUTS[source], "small": small_w}, background=source == "rows")
     reports = load_simulated(
         store, v, tensors, {"big": _CUTS[target], "small": small_v}, verify=verify, flat=target != "columns"
     )
     wanted = sum(report.num_bytes_wanted for report in reports)
     read = sum(report.num_bytes_read for report in reports)
-    assert wanted == tensors["big"].nbytes + 5 * v
+    assert wanted == tensors["big"].nbytes + _SMALL * v
     # Each byte once, whoever needs it; exact too without verification, except that gaps of up to 64 KiB are read
     # over: here those between the parts of a row.
-    needed = tensors["big"].nbytes + 5
+    needed = tensors["big"].nbytes + _SMALL
     assert read == needed or (not verify and {"columns", "corner"} & {source, target})
     store.delete_tree("data")
     store.delete("manifest.json")

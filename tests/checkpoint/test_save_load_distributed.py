@@ -145,8 +145,8 @@ def failures_case(rank: int, world_size: int, root: str) -> list[str]:
             raise NoSpace("disk", "full")
 
     place = WatchedStore(f"{root}/full", full_disk)
-    # More tensors than ranks, so that the rank that fails has something to write.
-    state["extra"] = {name: torch.ones(3) for name in "abc"}
+    # As many large tensors as ranks, so that the rank that fails has something to write.
+    state["extra"] = {name: torch.ones(1 << 16) for name in "abc"}
     handle = checkpoint.async_save(place, state, timeout_s=30)
     try:
         handle.result(60)
