@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from checkpoint.api import async_save, load, save
     from checkpoint.engine.load import LoadReport
+    from checkpoint.frameworks.shards import FlatShard, flat_shards
     from checkpoint.handle import SaveHandle, SaveReport
     from checkpoint.lazy import LazyCheckpoint, LazyTensor, open_checkpoint
     from checkpoint.manager import CheckpointManager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointManager",
+    "FlatShard",
     "KeepBest",
     "LazyCheckpoint",
     "LazyTensor",
@@ -29,6 +31,7 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "async_save",
+    "flat_shards",
     "load",
     "open_checkpoint",
     "save",
@@ -36,6 +39,7 @@ __all__ = [
 
 _HOME = {
     "CheckpointManager": "checkpoint.manager",
+    "FlatShard": "checkpoint.frameworks.shards",
     "KeepBest": "checkpoint.retention",
     "LazyCheckpoint": "checkpoint.lazy",
     "LazyTensor": "checkpoint.lazy",
@@ -43,6 +47,7 @@ _HOME = {
     "SaveHandle": "checkpoint.handle",
     "SaveReport": "checkpoint.handle",
     "async_save": "checkpoint.api",
+    "flat_shards": "checkpoint.frameworks.shards",
     "load": "checkpoint.api",
     "open_checkpoint": "checkpoint.lazy",
     "save": "checkpoint.api",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from checkpoint.errors import MismatchError, StateError
+from checkpoint.frameworks.layout import range_boxes
+from checkpoint.frameworks.shards import FlatShard
 from checkpoint.frameworks.values import LocalTensor, Rows
 
 Tree: TypeAlias = dict[Any, Any] | list[Any]
+
+_TENSORS: Final = (torch.Tensor, FlatShard)
 
 
 def plain(path: str, value: object) -> Any:
@@ -75,7 +79,7 @@ class TreeGroup:
             key = ".".join(path)
             if key in found:
                 raise StateError(f"{self.name}: two tensors are called '{key}'; rename a key")
-            found[key] = LocalTensor.of(self.name, key, tensor)
+            found[key] = _describe(self.name, key, tensor)
         return list(found.values())
 
     def objects(self) -> dict[str, object]:
@@ -97,8 +101,20 @@ class TreeGroup:
         _merge(self.value, stored["value"])
 
 
-def _tensors(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
+def _describe(group: str, key: str, tensor: torch.Tensor | FlatShard) -> LocalTensor:
+    if isinstance(tensor, torch.Tensor):
+        return LocalTensor.of(group, key, tensor)
+    memory, shape = tensor.memory, tensor.shape
+    boxes, views = range_boxes(f"{group}: {key}", memory, shape, tensor.start)
+    return LocalTensor(
+        group=group, key=key, dtype=memory.dtype, shape=shape, boxes=boxes, views=views, tensor=memory
+    )
+
+
+def _tensors(
+    value: object, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor | FlatShard]]:
+    if isinstance(value, _TENSORS):
         yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
@@ -110,12 +126,10 @@ def _tensors(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 def _without_tensors(value: object) -> object:
     if isinstance(value, dict):
-        return {
-            key: _without_tensors(item) for key, item in value.items() if not isinstance(item, torch.Tensor)
-        }
+        return {key: _without_tensors(item) for key, item in value.items() if not isinstance(item, _TENSORS)}
     if isinstance(value, list | tuple):
         return [_without_tensors(item) for item in value]
-    return None if isinstance(value, torch.Tensor) else value
+    return None if isinstance(value, _TENSORS) else value
 
 
 def _check_merge(path: str, live: object, stored: object, *, strict: bool) -> None:
@@ -126,7 +140,7 @@ def _check_merge(path: str, live: object, stored: object, *, strict: bool) -> No
         for key, item in live.items():
             if key in stored:
                 _check_merge(f"{path}.{key}", item, stored[key], strict=strict)
-            elif strict and not isinstance(item, torch.Tensor):
+            elif strict and not isinstance(item, _TENSORS):
                 raise MismatchError(
                     f"{path}.{key}: not in the checkpoint; remove it or load with strict=False"
                 )
@@ -139,13 +153,13 @@ def _check_merge(path: str, live: object, stored: object, *, strict: bool) -> No
                     f"{path}: {len(live)} items in the state, {len(stored)} in the checkpoint"
                 )
             for index, (item, saved) in enumerate(zip(live, stored, strict=True)):
-                if not isinstance(item, torch.Tensor):
+                if not isinstance(item, _TENSORS):
                     _check_merge(f"{path}.{index}", item, saved, strict=strict)
 
 
 def _merge(live: Any, stored: Any) -> Any:
     """The live value brought to the stored one, the same container and the same tensors where there are any."""
-    if isinstance(live, torch.Tensor):
+    if isinstance(live, _TENSORS):
         return live
     if isinstance(live, dict):
         live.update({key: _merge(live.get(key), item) for key, item in stored.items()})

@@ -12,6 +12,7 @@ def test_all_is_sorted_and_complete() -> None:
     assert checkpoint.__all__ == sorted(checkpoint.__all__)
     assert set(checkpoint.__all__) == {
         "CheckpointManager",
+        "FlatShard",
         "KeepBest",
         "LazyCheckpoint",
         "LazyTensor",
@@ -19,6 +20,7 @@ def test_all_is_sorted_and_complete() -> None:
         "SaveHandle",
         "SaveReport",
         "async_save",
+        "flat_shards",
         "load",
         "open_checkpoint",
         "save",
