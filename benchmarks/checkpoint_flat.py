@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.checkpointing import flat_state, rank_state
+from benchmarks.checkpointing import async_state, flat_state
 from benchmarks.checkpointing.flat_state import FlatState
 from benchmarks.checkpointing.formats import remove
 from benchmarks.checkpointing.ranks import RankPool
@@ -33,7 +33,7 @@ def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
 
 
 def _with_ranks(pool: RankPool, num_ranks: int, directory: Path) -> list[Contender]:
-    num_bytes = int(sum(pool.call(rank_state.num_bytes)))
+    num_bytes = int(sum(pool.call(async_state.num_bytes)))
     path = directory / f"{num_ranks}"
 
     def gather(name: str, kind: Kind, function: Callable[[FlatState], None]) -> Contender:
@@ -47,11 +47,11 @@ def _with_ranks(pool: RankPool, num_ranks: int, directory: Path) -> list[Contend
 
     def blocked(name: str, kind: Kind, form: str) -> Contender:
         def run() -> int:
-            pool.call(rank_state.begin, form, path)
+            pool.call(async_state.begin, form, path)
             return num_bytes
 
         def after() -> None:
-            pool.call(rank_state.finish)
+            pool.call(async_state.finish)
             remove(path)
 
         return Contender(
@@ -64,12 +64,12 @@ def _with_ranks(pool: RankPool, num_ranks: int, directory: Path) -> list[Contend
         )
 
     return [
-        blocked("copy into kept memory", Kind.FLOOR, "copy"),
+        blocked("copy into kept memory", Kind.FLOOR, "copy into kept memory"),
         gather(_REFERENCE, Kind.FLOOR, flat_state.gather),
         gather(f"{_REFERENCE} (A/A)", Kind.CONTROL, flat_state.gather),
         gather("all-gather in one call", Kind.FLOOR, flat_state.gather_at_once),
-        blocked("checkpoint.async_save", Kind.OURS, "ours"),
-        blocked("torch DCP async_save", Kind.PEER, "dcp"),
+        blocked("checkpoint.async_save", Kind.OURS, "checkpoint"),
+        blocked("torch DCP async_save", Kind.PEER, "torch DCP"),
     ]
 
 

@@ -33,6 +33,7 @@ from checkpoint.format.tables import PARTLY_READ, ROW_GROUPS, footer_of
 from checkpoint.frameworks.values import CapturedState, LocalTensor
 from checkpoint.planner import Plan, make_plan
 from checkpoint.planner.description import join
+from checkpoint.ragged import starts
 from storage import Store
 
 _SMALL_JOB = LargeJob(dp=8, tp=8, pp=2, num_layers=16)
@@ -107,12 +108,13 @@ def _pass_votes(num_ranks: int) -> int:
 def _read_by_a_stage(job: LargeJob, plan: Plan, tables: dict[str, bytes]) -> list[int]:
     """Bytes of the tables that a rank of each stage reads to find its tensors: catalogs, footers, row groups."""
     always = len(tables["tensors.parquet"]) + len(tables["files.parquet"])
-    sizes = {}
+    row_groups = []  # of each table: the first row of each, and their sizes
     for name in PARTLY_READ:
         footer = pq.ParquetFile(io.BytesIO(tables[name])).metadata
-        groups = json.loads(footer.metadata[ROW_GROUPS.encode()])
-        num_rows = footer.row_group(0).num_rows
-        sizes[name] = np.asarray([group["end"] - group["begin"] for group in groups])
+        num_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+        places = json.loads(footer.metadata[ROW_GROUPS.encode()])
+        sizes = np.asarray([place["end"] - place["begin"] for place in places])
+        row_groups.append((starts(np.asarray(num_rows)), sizes))
         always += len(footer_of(tables[name]))
     names = [
         re.sub(r"^state\.|\.(exp_avg|exp_avg_sq|master|step)$", "", tensor.key) for tensor in plan.tensors
@@ -122,8 +124,9 @@ def _read_by_a_stage(job: LargeJob, plan: Plan, tables: dict[str, bytes]) -> lis
         wanted = {name for name, _, _ in job.parameters(stage)}
         ids = [index for index, name in enumerate(names) if name in wanted]
         rows = np.concatenate([np.arange(plan.first[index], plan.first[index + 1]) for index in ids])
-        groups = np.unique(rows // num_rows)
-        found.append(always + sum(int(one[groups].sum()) for one in sizes.values()))
+        found.append(always)
+        for first, sizes in row_groups:
+            found[-1] += int(sizes[np.unique(np.searchsorted(first, rows, side="right") - 1)].sum())
     return found
 
 

@@ -1,4 +1,4 @@
-"""One rank's side of the benchmark of asynchronous saves: what `RankPool` calls in the ranks."""
+"""One rank's side of the benchmarks of asynchronous saves: what `RankPool` calls in the ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class AsyncState:
     """What a rank holds between calls.
 
     Args:
-        num_bytes: of the state, over all ranks if it is sharded, else on each.
+        num_bytes: of the state, over all ranks if it is cut, else on each.
         shard: cut it over the ranks with FSDP2.
+        flat: flatten it and cut that, with FSDP1.
     """
 
-    def __init__(self, num_bytes: int, shard: bool) -> None:
-        self._state = training_state(num_bytes, shard=shard)
+    def __init__(self, num_bytes: int, shard: bool, flat: bool = False) -> None:
+        self._state = training_state(num_bytes, shard=shard, flat=flat)
+        self.num_bytes = self._state.num_bytes
         self._forms: dict[str, AsyncFormat] = {}
         self.finishing: list[Callable[[], object]] = []
 
@@ -37,6 +39,11 @@ class AsyncState:
                 case _:
                     raise AssertionError(name)
         return self._forms[name]
+
+
+def num_bytes(rank: AsyncState) -> int:
+    """Bytes of this rank's part of the state."""
+    return rank.num_bytes
 
 
 def begin(rank: AsyncState, form: str, path: Path) -> None:

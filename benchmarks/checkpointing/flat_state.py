@@ -1,21 +1,18 @@
 """One rank's side of the benchmark of flat shards: a model under FSDP1, and what its saves keep training waiting for.
 
-The functions are what `benchmarks.checkpointing.ranks.RankPool` calls in the ranks, beside some of `rank_state`.
+The functions are what `benchmarks.checkpointing.ranks.RankPool` calls in the ranks, beside those of `async_state`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from benchmarks.checkpointing.formats import AsyncFormat, Copy, Ours, TorchDcp
-from benchmarks.checkpointing.state import training_state
+from benchmarks.checkpointing.async_state import AsyncState
 
 
-class FlatState:
+class FlatState(AsyncState):
     """What a rank holds between calls.
 
     Args:
@@ -23,15 +20,8 @@ class FlatState:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        state = training_state(num_bytes, flat=True)
-        self.num_bytes = state.num_bytes
-        self.async_formats: dict[str, AsyncFormat] = {
-            "copy": Copy(state, threaded=False),
-            "ours": Ours(state),
-            "dcp": TorchDcp(state),
-        }
-        self.finish: Callable[[], object] | None = None
-        handles = [module._handle for module in FullyShardedDataParallel.fsdp_modules(state.model)]
+        super().__init__(num_bytes, shard=False, flat=True)
+        handles = [module._handle for module in FullyShardedDataParallel.fsdp_modules(self._state.model)]
         sizes = [handle.flat_param._sharded_size.numel() for handle in handles if handle is not None]
         # Weights and both moments, which are cut like them.
         self.shards = [torch.ones(size) for size in sizes for _ in range(3)]

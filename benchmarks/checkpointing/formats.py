@@ -53,10 +53,16 @@ class Raw:
     Args:
         state: what is saved and loaded.
         hashed: digest every 4 MiB with xxh3, on save and on load.
+        share: rank and number of ranks that all hold the same and divide it evenly; None for all of it.
     """
 
-    def __init__(self, state: TrainingState, *, hashed: bool) -> None:
-        self._buffers = [_bytes(tensor) for tensor in state.tensors.values()]
+    def __init__(self, state: TrainingState, *, hashed: bool, share: tuple[int, int] | None = None) -> None:
+        buffers = [_bytes(tensor) for tensor in state.tensors.values()]
+        if share is not None:
+            rank, num_ranks = share
+            # Largest first, dealt in turn.
+            buffers = sorted(buffers, key=len, reverse=True)[rank::num_ranks]
+        self._buffers = buffers
         self._hashed = hashed
 
     def save(self, path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol, Self
@@ -53,19 +54,37 @@ def write(staged: Tensor, path: Path, *, duty: float = 1.0) -> None:
         os.close(file)
 
 
+class Priority(StrEnum):
+    """How much of a core a thread gets that others want, too."""
+
+    NORMAL = "normal"
+    NICE = "nice 19"
+    """About a sixtieth."""
+    IDLE = "SCHED_IDLE"
+    """About a three-hundredth; whoever wakes up gets the core at once."""
+
+    def take(self) -> None:
+        """Give it to the calling thread, and to no other."""
+        thread = threading.get_native_id()
+        if self is Priority.NICE:
+            os.setpriority(os.PRIO_PROCESS, thread, 19)
+        elif self is Priority.IDLE:
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
 class Thread:
     """A thread of this process.
 
     Args:
         staged: what it writes; uint8, flat.
         duty: as of `write`.
-        nice: added to the niceness of the thread alone.
+        priority: of the thread.
     """
 
-    def __init__(self, staged: Tensor, *, duty: float = 1.0, nice: int = 0) -> None:
+    def __init__(self, staged: Tensor, *, duty: float = 1.0, priority: Priority = Priority.NORMAL) -> None:
         self._staged = staged
         self._duty = duty
-        self._nice = nice
+        self._priority = priority
 
     def begin(self, path: Path) -> Callable[[], bool]:
         """See `Worker`."""
@@ -74,23 +93,23 @@ class Thread:
         return lambda: not thread.is_alive()
 
     def _run(self, path: Path) -> None:
-        if self._nice:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        self._priority.take()
         write(self._staged, path, duty=self._duty)
 
 
 class Process:
-    """A process at the lowest priority, which shares the staging memory. Use as a context manager.
+    """A process that shares the staging memory. Use as a context manager.
 
     Args:
         staged: what it writes; uint8, flat; is moved to shared memory.
+        priority: of the process.
     """
 
-    def __init__(self, staged: Tensor) -> None:
+    def __init__(self, staged: Tensor, priority: Priority) -> None:
         staged.share_memory_()  # type: ignore[no-untyped-call]  # unannotated in torch
         context = multiprocessing.get_context("spawn")
         self._connection, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there, staged), daemon=True)
+        self._process = context.Process(target=_serve, args=(there, staged, priority), daemon=True)
         self._process.start()
         there.close()
 
@@ -113,8 +132,8 @@ class Process:
         self._process.join(_TIMEOUT_S)
 
 
-def _serve(connection: Connection, staged: Tensor) -> None:
-    os.nice(19)
+def _serve(connection: Connection, staged: Tensor, priority: Priority) -> None:
+    priority.take()
     torch.set_num_threads(1)
     try:
         connection.send(True)
