@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from training.config import TrainConfig
 from training.errors import ConfigError
+from training.shutdown import run_process
 
 _FIRST_TELLS_S = 10.0
 """What rank 0 has to find a mistake that all ranks find, and to tell it."""
@@ -57,4 +58,4 @@ def _rank() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

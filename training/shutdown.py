@@ -1,10 +1,15 @@
-"""Stop on SIGTERM between two steps."""
+"""How a run ends: on SIGTERM between two steps, and at last with its process."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import sys
+import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 
 class StopRequest:
@@ -27,3 +32,25 @@ class StopRequest:
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         self.requested = True
+
+
+def run_process(main: Callable[[], int]) -> NoReturn:
+    """Call ``main`` and end the process with its exit code, or 1 if it raises, without tearing the interpreter down.
+
+    What is registered for the end of the process runs as ever. But a thread of gloo lets go of a collective's tensors
+    some time after the collective is done, and needs the interpreter for it. If that is being torn down, the process
+    aborts (https://github.com/pytorch/pytorch/issues/190489). `torch.distributed.destroy_process_group` does not see to
+    that: the threads of a group end with the last reference to it, and caches of torch keep theirs.
+    """
+    try:
+        code = main()
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
