@@ -35,7 +35,7 @@ from omniload.lazy import lazy
 from omniload.ledger import Ledger
 from omniload.loader import BUFFER_BYTES
 from omniload.mixture import Mixture
-from omniload.observing.stats import ClientStats
+from omniload.observing.stats import SLOW_S, ClientStats
 from omniload.observing.timing import Timing
 from omniload.pieces import Failure
 from omniload.place import Place
@@ -49,6 +49,7 @@ from omniload.runtime.options import Execution, RayOptions, Settings, chosen
 from omniload.runtime.steps import End, Host, Ready, Runtime, Step
 from omniload.sources.split import Split
 from omniload.torch_loader.entry import DataLoader
+from storage.background import BackgroundThread
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -222,6 +223,7 @@ class MixtureLoader(DataLoader[Lane]):
         self._plans: OrderedDict[int, Plan] = OrderedDict()
         self._runtime: Runtime | None = None
         self._stall = Timing()
+        self._slow = -1, 0.0  # step and seconds of the last that was waited for long
         self._began_s = time.monotonic()
         self._tokens = 0
         self._runs_in = 0  # process of the runtime's threads
@@ -348,6 +350,8 @@ class MixtureLoader(DataLoader[Lane]):
             queue_steps=ready.steps,
             queue_bytes=ready.num_bytes,
             tokens_per_s=self._tokens / (time.monotonic() - self._began_s),
+            slow_step=self._slow[0],
+            slow_s=self._slow[1],
         )
 
     def connect(
@@ -514,6 +518,12 @@ class MixtureLoader(DataLoader[Lane]):
             from omniload.runtime.ray.host import RayHost  # loads ray
 
             return RayHost(self._mixture, self._place, self._settings, self.stats)
+        dropped = [one for one, spec in self._mixture.sources.items() if spec.on_unreachable == "drop_source"]
+        if self._place.dp_size > 1 and dropped:
+            raise MixtureError(
+                f"sources.{dropped[0]}.on_unreachable: drop_source is decided by one planner for all ranks, and with"
+                " execution: inline each has its own; set execution: ray, or on_unreachable: stop"
+            )
         if self._place.dp_size > 1 and self._mixture.tokenizer is not None:
             logger.warning(
                 "each of the %d data-parallel ranks tokenizes the whole mixture by itself; set execution: ray, or"
@@ -523,7 +533,7 @@ class MixtureLoader(DataLoader[Lane]):
         return InlineHost.open(self._mixture, self._lanes, self._settings)
 
     def _open_quarantine(self) -> Quarantine | None:
-        if self._mixture.quarantine is None:
+        if self._mixture.quarantine is None or self._place.dp_rank != 0:
             return None
         path = Path(self._mixture.quarantine)
         for source, name in enumerate(self._mixture.names):
@@ -532,7 +542,7 @@ class MixtureLoader(DataLoader[Lane]):
                 raise MixtureError(
                     f"quarantine: {path} is a file of source '{name}'; give one that no source reads"
                 )
-        return Quarantine(path) if self._place.dp_rank == 0 else None
+        return Quarantine(path)
 
     def _advance(self) -> bool:
         """Move to the next step; False at the end of the stream."""
@@ -544,27 +554,35 @@ class MixtureLoader(DataLoader[Lane]):
                 "the loader was iterated over before this process was forked, and its threads are not here; start the"
                 " process before, or make a loader in it"
             )
-        with self._stall.measure():
+        began_s = time.perf_counter()
+        try:
             step = runtime.next_step()
+        finally:
+            stalled_s = time.perf_counter() - began_s
+            self._stall.record(stalled_s)
         with self._moving:
             if self._runtime is not runtime:
                 raise LoaderStopped(
                     "the loader was closed while this thread waited for a step; iterate again to go on"
                 )
             self._note_quarantined(step)
+            if isinstance(step, Step):
+                self._log.note(step.decided)
             if isinstance(step, BaseException):
                 self._halt()  # the next call starts afresh from where the loader stands
                 raise step
             if isinstance(step, End):
                 self._state, self._step, self._yielded, self._to_skip = step.after, None, 0, 0
                 return False
+            if stalled_s > SLOW_S and self._step is not None:
+                self._slow = step.plan.step, stalled_s
             self._step, self._yielded, self._to_skip = step, self._to_skip, 0
             self._tokens += sum(_num_tokens(lane) for lane in step.lanes)
             self._plans[step.plan.step] = step.plan
             if len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)
         if "_identity" not in self.__dict__:
-            threading.Thread(target=self._identify, name="omniload-identify", daemon=True).start()
+            BackgroundThread(self._identify, name="omniload-identify").start()
         return True
 
     def _start(self) -> Runtime:

@@ -80,6 +80,12 @@ class DecisionLog:
                     self._planner(decision)  # or it is not decided
                 bisect.insort_right(self._decisions, decision, key=lambda one: one.step)
 
+    def note(self, decisions: Iterable[Decision]) -> None:
+        """Take note of what the planner decided by itself; it is the same on every rank."""
+        with self.lock:
+            for decision in decisions:
+                bisect.insort_right(self._decisions, decision, key=lambda one: one.step)
+
     def planned_by(self, planner: Callable[[Decision], None]) -> None:
         """From now on a planner is at work, which is told of decisions; it knows those there are."""
         self._planner = planner

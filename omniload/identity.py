@@ -21,7 +21,10 @@ from omniload.planner.rules import SLACK_PERCENT
 from omniload.planner.strategies import source_of
 
 # What a source's entry does not depend on: where the files are, how to get at them, and when to give up.
-_ELSEWHERE = {"path", "storage_options", "chat_template", "max_failures", "max_failure_fraction"}
+_ELSEWHERE = {
+    *("path", "storage_options", "chat_template"),
+    *("max_failures", "max_failure_fraction", "on_unreachable"),
+}
 # Top-level keys with an entry of their own, or that only say when to stop, where to report and where to run.
 _NOT_SHAPE = {"sources", "tokenizer", "chat_template", "steps", "quarantine", "execution", "ray"}
 

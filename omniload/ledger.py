@@ -40,7 +40,7 @@ class SourceLedger:
     carried_tokens: int
     """Tokens drawn and waiting for a pack."""
     skipped_tokens: int
-    """Tokens in steps that were left out by decision."""
+    """Tokens that were left out by decision: with steps, or with the source."""
     dropped_at_end: int
     """Tokens among them that will wait for ever, because the stream has ended."""
     exhausted: bool

@@ -149,6 +149,8 @@ class SourceSpec(Frozen):
     """Passes over the source before ``on_exhausted`` applies."""
     on_exhausted: Literal["stop", "drop_source", "repeat"] = "stop"
     """After the last pass: end the stream, go on without the source, or go round again for ever."""
+    on_unreachable: Literal["stop", "drop_source"] = "stop"
+    """Where the source cannot be read any more, after all retries: end with the error, or go on without the source."""
     transforms: tuple[TransformSpec, ...] = ()
     """Functions applied to each row in order."""
     read_columns: Annotated[tuple[str, ...] | None, BeforeValidator(_as_tuple)] = Field(

@@ -6,6 +6,7 @@ kinds::
     SetWeights        mix by other weights, until the next decision on them
     SkipSteps         leave out the data of so many steps, as after a spike of the loss
     SetCoefficients   reckon costs by measured coefficients
+    DropSource        go on without a source; the planner's own, where one cannot be read any more
 
 Those of one step take effect in the order given. Each has a JSON form, ``{"step": 12, "kind": "skip", "count": 5}``.
 """
@@ -110,8 +111,29 @@ class SetCoefficients(_AtStep):
         object.__setattr__(self, "coefficients", dict(self.coefficients))
 
 
-Decision: TypeAlias = SetWeights | SkipSteps | SetCoefficients
-_KINDS: dict[str, type[Decision]] = {one.kind: one for one in (SetWeights, SkipSteps, SetCoefficients)}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropSource(_AtStep):
+    """Go on without a source from a step on, for good; what was drawn of it and is in no plan yet is left out."""
+
+    kind: ClassVar[str] = "drop"
+    source: str
+    """Its name."""
+    reason: str
+    """Why it cannot be read."""
+
+    def __post_init__(self) -> None:
+        """Raises DecisionError if it names no source, or no reason."""
+        _AtStep.__post_init__(self)
+        if not isinstance(self.source, str) or not isinstance(self.reason, str):
+            raise DecisionError(
+                f"drop: the name of a source and a reason are needed, got {self.source!r} and {self.reason!r}"
+            )
+
+
+Decision: TypeAlias = SetWeights | SkipSteps | SetCoefficients | DropSource
+_KINDS: dict[str, type[Decision]] = {
+    one.kind: one for one in (SetWeights, SkipSteps, SetCoefficients, DropSource)
+}
 
 
 def to_json(decision: Decision) -> dict[str, Any]:
@@ -146,6 +168,8 @@ def check_names(decision: Decision, names: Sequence[str]) -> None:
     Raises:
         DecisionError: it names an unknown one, or more than the whole stream.
     """
+    if isinstance(decision, DropSource) and decision.source not in names:
+        raise DecisionError(f"drop: no source '{decision.source}'{suggest(decision.source, names)}")
     if not isinstance(decision, SetWeights) or decision.weights is None:
         return
     for name in decision.weights:
@@ -172,6 +196,8 @@ class Decided:
     """Parts of `WEIGHT_UNIT` of each source, in the order of `Mixture.names`; None: the schedule's are."""
     coefficients: Mapping[str, int] | None = None
     """Of the costs; None: the mixture's cost model is in force."""
+    dropped: tuple[int, ...] = ()
+    """Numbers of the sources that the stream goes on without, ascending."""
 
     def after(self, decisions: Sequence[Decision], names: Sequence[str], scheduled: Sequence[float]) -> Self:
         """What is in force once the decisions of a step took effect.
@@ -185,27 +211,31 @@ class Decided:
             DecisionError: they leave no source a weight.
         """
         weights: Sequence[float | Fraction] | None = self.weights
-        coefficients = self.coefficients
+        coefficients, dropped = self.coefficients, set(self.dropped)
         for decision in decisions:
             if isinstance(decision, SetWeights):
                 before = scheduled if weights is None else weights
                 weights = None if decision.weights is None else _changed(decision.weights, names, before)
             elif isinstance(decision, SetCoefficients):
                 coefficients = decision.coefficients
+            elif isinstance(decision, DropSource):
+                dropped.add(names.index(decision.source))
+        now = replace(self, weights=None, coefficients=coefficients, dropped=tuple(sorted(dropped)))
         if weights is None:
-            return replace(self, weights=None, coefficients=coefficients)
+            return now
         if not any(weights):
             raise DecisionError(
                 f"the weights decided for step {decisions[-1].step} leave no source a weight; decide on them again,"
                 " naming a source that shall have one"
             )
-        return replace(self, weights=tuple(integer_weights(weights)), coefficients=coefficients)
+        return replace(now, weights=tuple(integer_weights(weights)))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable form."""
         return {
             "weights": None if self.weights is None else list(self.weights),
             "coefficients": None if self.coefficients is None else dict(self.coefficients),
+            "dropped": list(self.dropped),
         }
 
     @classmethod
@@ -215,7 +245,7 @@ class Decided:
         Raises:
             ValueError: a part is not there, or is none that it can be.
         """
-        weights, coefficients = values["weights"], values["coefficients"]
+        weights, coefficients, dropped = values["weights"], values["coefficients"], values.get("dropped", [])
         if weights is not None and (
             len(weights) != num_sources
             or not all(_is_count(weight, WEIGHT_UNIT + 1) for weight in weights)
@@ -224,7 +254,13 @@ class Decided:
             raise ValueError(f"{weights!r} are no weights of {num_sources} sources")
         if coefficients is not None:
             coefficients = SetCoefficients(step=0, coefficients=coefficients).coefficients
-        return cls(weights=None if weights is None else tuple(weights), coefficients=coefficients)
+        if not all(_is_count(source, num_sources) for source in dropped):
+            raise ValueError(f"{dropped!r} are no numbers of {num_sources} sources")
+        return cls(
+            weights=None if weights is None else tuple(weights),
+            coefficients=coefficients,
+            dropped=tuple(dropped),
+        )
 
 
 def _changed(

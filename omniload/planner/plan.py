@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 
@@ -73,6 +74,12 @@ class Plan:
 
     def __hash__(self) -> int:
         return int(self.hash[:15], 16)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
+        """Plans travel between processes in a third of the bytes."""
+        from omniload.planner.plan_bytes import plan_from_bytes, plan_to_bytes  # which build on this
+
+        return plan_from_bytes, (plan_to_bytes(self),)
 
     def packs_of(self, lane: int) -> range:
         """The packs of one lane, numbered in the step."""

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,11 +22,11 @@ from omniload.mixture import Mixture
 from omniload.pieces import Failure, join_pieces
 from omniload.planner.checks import check_plan
 from omniload.planner.costs import CalibratedCost
-from omniload.planner.decisions import Decision, SkipSteps
+from omniload.planner.decisions import Decision, DropSource, SkipSteps
 from omniload.planner.graph import DGraph, NotEnough
 from omniload.planner.mix import Mixer
 from omniload.planner.plan import Plan
-from omniload.planner.reader import Metadata, SourceReader
+from omniload.planner.reader import Metadata, SourceReader, Unreachable
 from omniload.planner.rules import StepRules
 from omniload.planner.state import StreamState, scheduled_weights
 from omniload.planner.strategies import load_strategy
@@ -43,18 +43,36 @@ class Planner:
         mixture: the mixture.
         metadata: where the metadata of samples comes from.
         state: the stream to go on from.
+        write_down: makes a decision of the planner's own durable; returns before it takes effect.
     """
 
-    def __init__(self, mixture: Mixture, metadata: Metadata, state: StreamState) -> None:
+    def __init__(
+        self,
+        mixture: Mixture,
+        metadata: Metadata,
+        state: StreamState,
+        write_down: Callable[[DropSource], None] | None = None,
+    ) -> None:
         self._mixture = mixture
+        self._metadata = metadata
+        self._write_down = write_down
         self._rules = StepRules.of(mixture)
         self._strategy = load_strategy(mixture.strategy)
         self._names = mixture.names
+        self._decisions = list(state.decisions)  # about steps not begun, by step
+        self._open_from = state.step  # the first of those steps
+        self._deciding = threading.Lock()
+        self._own: tuple[DropSource, ...] = ()
+        self._go_on_from(state)
+
+    def _go_on_from(self, state: StreamState) -> None:
+        """Forget what was read beyond a state; decisions stay."""
+        mixture = self._mixture
         self._step = state.step
         self._carried = state.carried
         specs = [mixture.sources[name] for name in self._names]
         self._readers = [
-            SourceReader(name, i, spec, source, metadata, mixture.quarantine)
+            SourceReader(name, i, spec, source, self._metadata, mixture.quarantine)
             for i, (name, spec, source) in enumerate(zip(self._names, specs, state.sources, strict=True))
         ]
         self._mixer = Mixer(
@@ -67,9 +85,6 @@ class Planner:
         self._sources = list(state.sources)
         self._skipped = np.array([source.skipped_tokens for source in state.sources], np.int64)
         self._decided = state.decided
-        self._decisions = list(state.decisions)  # about steps not begun, by step
-        self._open_from = state.step  # the first of those steps
-        self._deciding = threading.Lock()
         self._state = state
         self._quarantined: tuple[Failure, ...] = ()
 
@@ -83,6 +98,11 @@ class Planner:
     def quarantined(self) -> tuple[Failure, ...]:
         """The rows that the last call of `next` consumed and that make no sample, by source, in order."""
         return self._quarantined
+
+    @property
+    def own_decisions(self) -> tuple[DropSource, ...]:
+        """What the planner decided by itself about the step that the last call of `next` planned."""
+        return self._own
 
     def decide(self, decision: Decision) -> None:
         """Let a decision take effect at a step that is not begun. Any thread may call this."""
@@ -103,6 +123,46 @@ class Planner:
             DecisionError: what was decided for the step leaves no source a weight, or only some that their
                 ``max_fraction`` does not let make up the stream.
         """
+        self._own = ()
+        while True:
+            try:
+                return self._next()
+            except Unreachable as lost:
+                self._go_on_without(lost)
+
+    def _go_on_without(self, lost: Unreachable) -> None:
+        """Decide to plan the step again, from its beginning and without a source that cannot be read.
+
+        Raises:
+            SourceError, StorageError, LoaderTimeout: no other source gives samples, so this is the end.
+        """
+        out = {lost.source, *self._decided.dropped}
+        left = [
+            name
+            for i, (name, source, weight) in enumerate(
+                zip(self._names, self._state.sources, self._weights, strict=True)
+            )
+            if weight and i not in out and not source.exhausted
+        ]
+        if not left:
+            raise lost.error
+        decision = DropSource(
+            step=self._step, source=self._names[lost.source], reason=kind_and_message(lost.error)
+        )
+        if self._write_down is not None:
+            self._write_down(decision)
+        logger.warning(
+            "source '%s' cannot be read any more, and the stream goes on without it from step %d on: %s",
+            decision.source,
+            decision.step,
+            decision.reason,
+        )
+        with self._deciding:
+            bisect.insort_right(self._decisions, decision, key=lambda one: one.step)
+        self._own += (decision,)
+        self._go_on_from(self._state)
+
+    def _next(self) -> Plan | None:
         mixture, step = self._mixture, self._step
         self._quarantined = ()
         if mixture.steps is not None and step >= mixture.steps:
@@ -131,7 +191,18 @@ class Planner:
                     self._mixture.check_caps(weights, f"the weights decided for step {step}")
                 except ValueError as error:
                     raise DecisionError(str(error)) from None
+        for decision in due:
+            if isinstance(decision, DropSource):
+                self._drop(self._names.index(decision.source))
         return sum(decision.count for decision in due if isinstance(decision, SkipSteps))
+
+    def _drop(self, source: int) -> None:
+        """Leave out what is carried of a source, and draw no more of it."""
+        of_source = self._carried["source"] == source
+        self._skipped[source] += self._carried["length"][of_source].sum(dtype=np.int64)
+        self._carried = self._carried[~of_source]
+        self._mixer.leave(source)
+        self._weights = ()  # set anew for the step
 
     def _skip(self, step: int, count: int) -> bool:
         """Plan the next steps as they would have been, and leave them out; False at the end of the stream."""
@@ -241,8 +312,8 @@ class Planner:
         """Mix by the weights in force, or those given, of the sources that still give samples; after a stop by none."""
         in_force = self._weights if given is None else self._checked_weights(given)
         weights = [
-            0.0 if reader.exhausted else weight
-            for weight, reader in zip(in_force, self._readers, strict=True)
+            0.0 if reader.exhausted or source in self._decided.dropped else weight
+            for source, (weight, reader) in enumerate(zip(in_force, self._readers, strict=True))
         ]
         stopped = any(reader.says_stop for reader in self._readers)
         self._mixer.set_weights(

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
-from omniload.errors import SourceError
+from omniload.errors import LoaderTimeout, SourceError, SourceNotFound
 from omniload.mixture import SourceSpec
 from omniload.pieces import Cursor, Failure, SampleChunk
 from omniload.planner.budget import Budget
 from omniload.planner.state import SourceState
+from storage.errors import Corrupt, StorageError
 
 
 class Metadata(Protocol):
@@ -19,6 +20,29 @@ class Metadata(Protocol):
 
     def read(self, source: int, cursor: Cursor) -> SampleChunk:
         """The chunk of ``source`` that starts at ``cursor``; waits for it."""
+
+
+class Unreachable(Exception):
+    """A source cannot be read any more, and its policy is to go on without it.
+
+    Args:
+        source: its number.
+        error: what reading it came to.
+    """
+
+    def __init__(self, source: int, error: Exception) -> None:
+        super().__init__(source, error)
+        self.source = source
+        self.error = error
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Whether an error says that a source cannot be read, and nothing about what is in it."""
+    if isinstance(error, StorageError):
+        return not isinstance(error, Corrupt)
+    # Arrow says with an OSError that has no number that it does not understand a file.
+    by_system = isinstance(error, OSError) and error.errno is not None
+    return by_system or isinstance(error, SourceNotFound | LoaderTimeout)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -149,7 +173,12 @@ class SourceReader:
             )
             self._taken.failed += self._pending_failed
             return False
-        chunk = self._metadata.read(self._index, self._next_cursor)
+        try:
+            chunk = self._metadata.read(self._index, self._next_cursor)
+        except Exception as error:
+            if self._spec.on_unreachable == "drop_source" and is_unreachable(error):
+                raise Unreachable(self._index, error) from error
+            raise
         assert chunk.end != chunk.begin, "a chunk moves the cursor, or reading would never end"
         lengths = np.concatenate([[0], np.cumsum(chunk.pieces["length"], dtype=np.int64)])
         self._sample_tokens = np.diff(lengths[chunk.first_piece])

@@ -42,7 +42,7 @@ class SourceState:
     emitted_samples: int = 0
     """Samples that entered the stream."""
     skipped_tokens: int = 0
-    """Tokens that entered the stream and were left out with the steps that a decision skipped."""
+    """Tokens that entered the stream and were left out by a decision: with steps, or with the source."""
 
     @property
     def emitted_tokens(self) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol, Self
+
+import numpy as np
 
 from omniload.errors import LoaderTimeout
 from omniload.mixture import SourceSpec
@@ -22,6 +25,8 @@ it may be a whole window, so that the next one is decoded while the planner uses
 _RETRY_S = 0.05
 _LAST_WORD_S = 1.0
 """A read that gives up says more than who waits for it could, so it is given time to."""
+_BLOCKS_NOTED = 1024
+"""Of a source: more than its loaders keep."""
 AVOID_S = 5.0
 """How long a loader that was lost is not asked while there is another."""
 
@@ -44,6 +49,19 @@ class ChunkReader(Protocol):
         """Let go of this fraction of the payload kept."""
 
 
+class FeedObserver(Protocol):
+    """Hears what befalls the loaders of sources, in any thread; who runs them in processes of their own does."""
+
+    def lost(self, source: str, loader: ChunkReader, why: LoaderLost) -> None:
+        """A loader does not answer."""
+
+    def lease_moved(self, source: str, cursor: Cursor, lease: Lease, why: str) -> None:
+        """The window of a cursor goes to another loader, under this lease."""
+
+    def answer_refused(self, source: str, cursor: Cursor, loader: ChunkReader, lease: Lease) -> None:
+        """A loader answered under a lease that is in force no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sharing:
     """How loaders share a source, until they are others."""
@@ -56,16 +74,6 @@ class _Sharing:
     @classmethod
     def of(cls, loaders: Sequence[ChunkReader], num_standbys: int) -> Self:
         return cls(loaders, LeaseTable(len(loaders) - num_standbys, num_standbys), [0.0] * len(loaders))
-
-    def holder(self, cursor: Cursor) -> Lease:
-        """The lease on a window; moved before, if its holder was lost a moment ago and another was not."""
-        now = time.monotonic()
-        for _ in self.loaders:
-            lease = self.leases.holder(cursor.epoch, cursor.window)
-            if self.avoided_until[lease.loader] <= now:
-                break
-            self.leases.move(cursor.epoch, cursor.window)
-        return self.leases.holder(cursor.epoch, cursor.window)
 
     def pass_over(self, loader: int) -> None:
         """Do not ask a loader for a while; where all were lost, wait a little, and ask them again."""
@@ -89,7 +97,7 @@ class SourceFeed:
         pool: where reads run.
         timeout_s: limit of every wait.
         num_standbys: how many of the loaders, the last ones, read only what another has lost.
-        lost: told of a loader that does not answer, and why.
+        observer: hears of loaders that do not answer, or None.
         chaos: disturbance, or None.
     """
 
@@ -102,7 +110,7 @@ class SourceFeed:
         *,
         timeout_s: float,
         num_standbys: int = 0,
-        lost: Callable[[ChunkReader, LoaderLost], None] | None = None,
+        observer: FeedObserver | None = None,
         chaos: SourceChaos | None = None,
     ) -> None:
         self._name = name
@@ -111,8 +119,9 @@ class SourceFeed:
         self._timeout_s = timeout_s
         self._chaos = chaos
         self._sharing = _Sharing.of(loaders, num_standbys)
-        self._lost = lost
+        self._observer = observer
         self._ahead: tuple[Cursor, Future[SampleChunk]] | None = None
+        self._read_by: OrderedDict[int, int] = OrderedDict()  # which loader, by block
         self.stale_answers = 0
         """Answers refused because their lease had moved."""
         self.waited_s = 0.0
@@ -142,6 +151,16 @@ class SourceFeed:
             self._ahead = (chunk.end, self._pool.submit(self._read, chunk.end))
         return chunk
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is more than one loader."""
+        return len(self._sharing.loaders) > 1
+
+    def holders(self, pieces: np.ndarray) -> np.ndarray:
+        """``int64[n]``: the loader that read each of ``PIECE[n]``, and so has it at hand; of old ones, any."""
+        blocks, which = np.unique(_blocks(pieces), return_inverse=True)
+        return np.array([self._read_by.get(block, 0) for block in blocks.tolist()], np.int64)[which]
+
     def share(self, loaders: Sequence[ChunkReader], num_standbys: int) -> None:
         """Share the source among other loaders from now on. What is being read is refused, and read again."""
         self._sharing = _Sharing.of(loaders, num_standbys)
@@ -150,7 +169,7 @@ class SourceFeed:
         deadline = time.monotonic() + self._timeout_s
         while True:
             sharing = self._sharing
-            leases, lease = sharing.leases, sharing.holder(cursor)
+            leases, lease = sharing.leases, self._holder(sharing, cursor)
             loader = sharing.loaders[lease.loader]
             try:
                 if self._chaos is None:
@@ -158,19 +177,50 @@ class SourceFeed:
                 else:
                     chunk = self._chaos.read(loader, cursor)
                     if self._chaos.revokes():
-                        leases.move(cursor.epoch, cursor.window)
+                        self._move(sharing, cursor, "chaos")
             except LoaderLost as lost:
-                if self._lost is not None and sharing is self._sharing:
-                    self._lost(loader, lost)
+                if self._observer is not None and sharing is self._sharing:
+                    self._observer.lost(self._name, loader, lost)
                 if time.monotonic() > deadline:
                     raise LoaderTimeout(
                         f"source '{self._name}': no loader answered within {self._timeout_s:g} s ({lost}); look at its"
                         " node, or raise timeout_s"
                     ) from None
                 sharing.pass_over(lease.loader)
-                leases.move(cursor.epoch, cursor.window)
+                self._move(sharing, cursor, str(lost))
                 continue
             if sharing is self._sharing and leases.accepts(cursor.epoch, cursor.window, lease):
                 leases.forget_before(chunk.end.epoch, chunk.end.window)
+                if self.is_shared:
+                    self._note(chunk, lease.loader)
                 return chunk
             self.stale_answers += 1
+            if self._observer is not None:
+                self._observer.answer_refused(self._name, cursor, loader, lease)
+
+    def _note(self, chunk: SampleChunk, loader: int) -> None:
+        for block in np.unique(_blocks(chunk.pieces)).tolist():
+            self._read_by[block] = loader
+            self._read_by.move_to_end(block)
+        while len(self._read_by) > _BLOCKS_NOTED:
+            self._read_by.popitem(last=False)
+
+    def _holder(self, sharing: _Sharing, cursor: Cursor) -> Lease:
+        """The lease on a window; moved before, if its holder was lost a moment ago and another was not."""
+        now = time.monotonic()
+        for _ in sharing.loaders:
+            lease = sharing.leases.holder(cursor.epoch, cursor.window)
+            if sharing.avoided_until[lease.loader] <= now:
+                break
+            self._move(sharing, cursor, "its loader was lost a moment ago")
+        return sharing.leases.holder(cursor.epoch, cursor.window)
+
+    def _move(self, sharing: _Sharing, cursor: Cursor, why: str) -> None:
+        lease = sharing.leases.move(cursor.epoch, cursor.window)
+        if self._observer is not None:
+            self._observer.lease_moved(self._name, cursor, lease, why)
+
+
+def _blocks(pieces: np.ndarray) -> np.ndarray:
+    """``uint64[n]``: the block that each piece is of, whatever the epoch."""
+    return np.asarray(pieces["file"].astype(np.uint64) << np.uint64(32) | pieces["block"])

@@ -2,10 +2,11 @@
 
 ::
 
-    pool ──► SourceLoader.read ──► SourceFeed ──► Planner ──► DataConstructor ──► queue ──► client
-    threads                        one ahead      └───────── one thread ────────┘  bounded
+    pool ──► SourceLoader.read ──► SourceFeed ──► Planner, payload ──► queue ──► DataConstructor ──► queue ──► client
+    threads                        one ahead      thread                         thread
 
-The queue holds ``prefetch_steps`` finished steps; a full queue stops the planner, which stops the reading.
+The planner has begun at most ``prefetch_steps + 1`` steps that the client has not taken. So both queues are bounded,
+and a client that takes its time stops the planner, which stops the reading.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -37,9 +38,26 @@ from omniload.runtime.feed import SourceFeed
 from omniload.runtime.options import Settings
 from omniload.runtime.steps import End, Ready, Step, bytes_of
 from omniload.samples.tokenize import Tokenizer
+from storage.background import BackgroundThread
 
 MAX_READERS = 4
 """Threads that read sources; decoding and tokenising release the interpreter lock."""
+_LOOK_S = 0.1
+"""How often a thread that waits looks whether it is to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A step between the planner and the constructor."""
+
+    plan: Plan
+    before: StreamState
+    after: StreamState
+    quarantined: tuple[Failure, ...]
+    decided: tuple[Decision, ...]
+    payload: Payload
+    seconds: float
+    """Time that it took so far."""
 
 
 class InlineRuntime:
@@ -86,11 +104,17 @@ class InlineRuntime:
         self._planner = Planner(mixture, self, state)
         self._constructor = DataConstructor(mixture, derived)
         self._chaos = chaos.source("steps") if chaos else None
-        self._ready: queue.Queue[Step | End | BaseException] = queue.Queue(prefetch_steps)
+        self._may_begin = threading.Semaphore(prefetch_steps + 1)
+        self._planned: queue.Queue[_Planned | End | BaseException] = queue.Queue()
+        self._ready: queue.Queue[Step | End | BaseException] = queue.Queue()
         self._making = Timing()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="omniload-plan", daemon=True)
-        self._thread.start()
+        self._threads = [
+            BackgroundThread(run, name=name, ask_to_end=self.abandon)
+            for run, name in ((self._plan, "omniload-plan"), (self._build, "omniload-build"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def stale_answers(self) -> int:
@@ -113,7 +137,8 @@ class InlineRuntime:
                 f"step {step} was not ready within {self._timeout_s:g} s; raise timeout_s if the data is that slow"
             ) from None
         if isinstance(item, End | LoaderStopped):
-            self._again(item)  # asking again gives the same answer
+            self._ready.put(item)  # asking again gives the same answer
+        self._may_begin.release()
         return item
 
     def ready(self) -> Ready:
@@ -124,8 +149,7 @@ class InlineRuntime:
     def decide(self, decision: Decision) -> None:
         """Let a decision take effect at a step that the planner has not begun.
 
-        It has begun at most ``prefetch_steps + 1`` steps more than were asked for: those in the queue, and the one
-        that waits for a place in it.
+        It has begun at most ``prefetch_steps + 1`` steps more than were asked for.
         """
         self._planner.decide(decision)
 
@@ -135,11 +159,12 @@ class InlineRuntime:
         Who waits for a step gets `LoaderStopped`.
         """
         self._stopping.set()
-        self._again(
+        self._ready.put(
             LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")
         )
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._thread.join(self._timeout_s)
+        for thread in self._threads:
+            thread.join(self._timeout_s)
 
     def abandon(self) -> None:
         """End the planning as soon as it is seen, when nobody is left to ask for steps.
@@ -171,42 +196,71 @@ class InlineRuntime:
             ),
         )
 
-    def _run(self) -> None:
+    def _plan(self) -> None:
+        """The thread that plans, and fetches the payload."""
         try:
-            while not self._stopping.is_set():
+            while self._wait_to_begin():
                 began_s = time.perf_counter()
                 before = self._planner.state
                 plan = self._planner.next()
                 after, quarantined = self._planner.state, self._planner.quarantined
                 if plan is None:
-                    self._put(End(after=after, quarantined=quarantined))
+                    self._planned.put(End(after=after, quarantined=quarantined))
                     return
                 payload = gather(pieces_of(plan, self._lanes), self)
-                lanes = self._constructor.build(plan, self._lanes, payload)
-                self._making.record(time.perf_counter() - began_s)
-                for source in np.unique(plan.pieces["source"]).tolist():
-                    for loader in self._loaders[source]:
-                        loader.release(plan.pieces[plan.pieces["source"] == source])
-                if self._chaos:
-                    self._chaos.delay()
-                self._put(Step(plan=plan, before=before, after=after, lanes=lanes, quarantined=quarantined))
+                self._release(plan)
+                seconds = time.perf_counter() - began_s
+                own = self._planner.own_decisions
+                self._planned.put(_Planned(plan, before, after, quarantined, own, payload, seconds))
         except BaseException as error:
-            self._put(error)
+            self._planned.put(error)
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _again(self, item: End | LoaderStopped) -> None:
-        with suppress(queue.Full):  # then there is something to get
-            self._ready.put_nowait(item)
+    def _release(self, plan: Plan) -> None:
+        """Let the loaders let go of the payload of all ranks; what this one has gathered it holds by itself."""
+        for source in np.unique(plan.pieces["source"]).tolist():
+            for loader in self._loaders[source]:
+                loader.release(plan.pieces[plan.pieces["source"] == source])
 
-    def _put(self, item: Step | End | BaseException) -> None:
-        # The consumer may take as long as it likes; only `stop` ends this wait.
+    def _wait_to_begin(self) -> bool:
+        """Wait until another step may be begun; False when there is to be none."""
         while not self._stopping.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                continue
+            # The consumer may take as long as it likes; only `stop` ends this wait.
+            if self._may_begin.acquire(timeout=_LOOK_S):
+                return True
+        return False
+
+    def _build(self) -> None:
+        """The thread that builds lanes: mostly memory traffic, without the interpreter lock."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    item = self._planned.get(timeout=_LOOK_S)
+                except queue.Empty:
+                    continue
+                if not isinstance(item, _Planned):
+                    self._ready.put(item)
+                    return
+                self._ready.put(self._built(item))
+        except BaseException as error:
+            self._ready.put(error)
+            self._stopping.set()
+
+    def _built(self, planned: _Planned) -> Step:
+        began_s = time.perf_counter()
+        lanes = self._constructor.build(planned.plan, self._lanes, planned.payload)
+        self._making.record(planned.seconds + time.perf_counter() - began_s)
+        if self._chaos:
+            self._chaos.delay()
+        return Step(
+            plan=planned.plan,
+            before=planned.before,
+            after=planned.after,
+            lanes=lanes,
+            quarantined=planned.quarantined,
+            decided=planned.decided,
+        )
 
 
 class InlineHost:

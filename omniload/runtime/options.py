@@ -54,7 +54,8 @@ class RayOptions(Frozen):
     resources: Mapping[str, float] = Field(default_factory=dict)
     """Custom resources reserved for each of them, which says on which nodes they may run."""
     log: str | None = None
-    """Folder or URL of the plan log; by default in the job's runtime folder, from where only this machine recovers."""
+    """Folder or URL of plan logs, in which the job has a folder of its name until it ends; by default its runtime
+    folder, from where only this machine recovers."""
     prefetch_bytes: int = Field(default=256 << 20, ge=1)
     """Payload held ready by each rank; a step at least is."""
     object_store_bytes: int = Field(default=1 << 30, ge=80 << 20)

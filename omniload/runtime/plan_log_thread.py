@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import queue
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from omniload.errors import LoaderStopped, LoaderTimeout, StateError
+from storage.background import BackgroundThread
 
 T = TypeVar("T")
 
@@ -32,8 +33,8 @@ class WriteBehind:
         self._jobs: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue(depth)
         self._closed = LoaderStopped(f"{what} is closed; open it again")
         self._failure: BaseException | None = None
-        # A daemon: a process that ends without close() must not wait for a store that does not answer.
-        self._thread = threading.Thread(target=self._run, name="omniload-plan-log", daemon=True)
+        # A process that ends without close() does not wait for ever for a store that does not answer.
+        self._thread = BackgroundThread(self._run, name="omniload-plan-log", ask_to_end=self._ask_to_end)
         self._thread.start()
 
     def check(self) -> None:
@@ -96,6 +97,10 @@ class WriteBehind:
                 " is its storage up?"
             ) from None
         self.check()  # what was put after the thread had ended is not done
+
+    def _ask_to_end(self) -> None:
+        with suppress(queue.Full):  # it is behind anyway
+            self._jobs.put_nowait(None)
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:

@@ -16,6 +16,7 @@ from omniload.planner import Plan, Planner, StreamState
 from omniload.planner.decisions import Decision
 from omniload.runtime.plan_log import PlanLog
 from omniload.runtime.steps import End
+from storage.background import BackgroundThread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,8 @@ class Planned:
     """The stream after it."""
     quarantined: tuple[Failure, ...]
     """Rows that the step consumed and that make no sample."""
+    decided: tuple[Decision, ...] = ()
+    """What the planner decided by itself about the step."""
 
 
 Outcome = Planned | End | BaseException
@@ -74,7 +77,7 @@ class PlanStream:
         self._decisions = list(planner.state.decisions)
         self._owed: dict[str, list[Decision]] = {}  # decisions of others that a client has yet to make
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="omniload-plan", daemon=True)
+        self._thread = BackgroundThread(self._run, name="omniload-plan", ask_to_end=self.stop)
         self._thread.start()
 
     @property
@@ -195,8 +198,8 @@ class PlanStream:
     def _run(self) -> None:
         try:
             while self._wait_for_turn():
-                planned = self._plan()
-                if planned is None:
+                if not self._plan():
+                    self._wait_for_stop()  # what is decided until then is written down all the same
                     return
             self._end(_closed())
         except BaseException as error:
@@ -216,6 +219,10 @@ class PlanStream:
                 self._moved.wait()
             return False
 
+    def _wait_for_stop(self) -> None:
+        with self._moved:
+            self._moved.wait_for(lambda: self._stopping)
+
     def _check_decided(self) -> None:
         for client, owed in self._owed.items():
             for decision in owed:
@@ -225,7 +232,8 @@ class PlanStream:
                         " has to make the same decisions"
                     )
 
-    def _plan(self) -> Planned | None:
+    def _plan(self) -> bool:
+        """Plan the next step; False at the end of the stream."""
         began_s = time.perf_counter()
         plan = self._planner.next()
         took_s = time.perf_counter() - began_s
@@ -235,8 +243,9 @@ class PlanStream:
         after, quarantined = self._planner.state, self._planner.quarantined
         if plan is None:
             self._end(End(after=after, quarantined=quarantined))
-            return None
-        planned = Planned(plan=plan, after=after, quarantined=quarantined)
+            return False
+        own = self._planner.own_decisions
+        planned = Planned(plan=plan, after=after, quarantined=quarantined, decided=own)
         if self._log is not None:
             self._log.planned(plan.step, plan.hash, after)
         with self._moved:
@@ -248,7 +257,7 @@ class PlanStream:
             self._let_go()
         for future in waiting:
             _settle(future, planned)
-        return planned
+        return True
 
     def _end(self, last: End | BaseException) -> None:
         with self._moved:

@@ -30,6 +30,8 @@ class Step:
     """This rank's lanes."""
     quarantined: tuple[Failure, ...]
     """Rows that the step consumed and that make no sample."""
+    decided: tuple[Decision, ...] = ()
+    """What the planner decided by itself about the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from omniload.payload import narrowest
 from omniload.samples.convention import IGNORED_LABEL
 
 
@@ -39,11 +40,13 @@ class TokenBlock:
             self._reasons.append(("empty", self.lengths == 0))
         if nulls is not None:
             self._reasons.append(("null among the token ids", self._any(nulls)))
-        if _may_exceed(values, limit):
+        most = _largest(values)
+        if most >= min(limit, 2 ** (8 * values.dtype.itemsize - (values.dtype.kind == "i"))):
             wrong = (values < 0) | (values >= limit)
             self._reasons.append((f"token id that is not in [0, {limit})", self._any(wrong)))
-        self.values: np.ndarray = values.astype(np.uint32) if values.dtype.itemsize == 8 else values
-        """``int[tokens]``: the ids of all rows, in the type they are stored in (64-bit ones narrowed)."""
+        narrow = np.dtype(narrowest(min(most, 2**32 - 1)))
+        self.values: np.ndarray = values.astype(narrow) if narrow.itemsize < values.dtype.itemsize else values
+        """``int[tokens]``: the ids of all rows, in the narrowest type: what is kept is mostly these."""
         self.trained: np.ndarray | None = (
             None if labels is None else self._read_labels(_joined(labels), values)
         )
@@ -111,13 +114,9 @@ def _offsets(array: pa.Array) -> np.ndarray:
     return np.asarray(array.offsets, dtype=np.int64)
 
 
-def _may_exceed(values: np.ndarray, limit: int) -> bool:
-    """Whether an id may lie outside [0, limit); one pass, as negative numbers are large when read as unsigned."""
-    if not values.size:
-        return False
-    unsigned = values.view(f"u{values.dtype.itemsize}")
-    ids = 2 ** (8 * values.dtype.itemsize - (values.dtype.kind == "i"))
-    return bool(unsigned.max() >= min(limit, ids))
+def _largest(values: np.ndarray) -> int:
+    """The largest id; one pass tells of negative ones too, as they are large when read as unsigned."""
+    return int(values.view(f"u{values.dtype.itemsize}").max(initial=0))
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:

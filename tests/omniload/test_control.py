@@ -12,7 +12,7 @@ import pytest
 from omniload import Chaos, DataLoader, MixtureLoader
 from omniload.errors import DecisionError, StateError
 from omniload.planner.decisions import Decision, SetWeights, SkipSteps, to_json
-from tests.omniload.mixtures import LANES, hard_mixture, write_parquet
+from tests.omniload.mixtures import LANES, hard_mixture, on_both_runtimes, write_parquet
 
 STEPS = 24
 
@@ -64,7 +64,7 @@ def test_the_earliest_step_is_never_planned_however_far_planning_has_come(
                 for _ in range(200):
                     if planner.state.step == step + prefetch_steps + 2:
                         break
-                    loader._runtime._thread.join(0.05)  # type: ignore[union-attr]
+                    loader._runtime._threads[0].join(0.05)  # type: ignore[union-attr]
                 reached = max(reached, planner.state.step - 1 - step)
             with pytest.raises(DecisionError, match=f"the earliest is {step + prefetch_steps + 2}"):
                 loader.control.skip_steps(1, loader.control.earliest_step - 1)
@@ -72,19 +72,22 @@ def test_the_earliest_step_is_never_planned_however_far_planning_has_come(
     assert reached == prefetch_steps + 1, "the planner never came as far as it can"
 
 
+@on_both_runtimes
 @pytest.mark.chaos
-def test_neither_timing_nor_ranks_nor_a_replay_of_the_log_change_what_decisions_do(tmp_path: Path) -> None:
+def test_neither_timing_nor_ranks_nor_a_replay_of_the_log_change_what_decisions_do(
+    execution: str, tmp_path: Path
+) -> None:
     mixture = hard_mixture(tmp_path, steps=STEPS)
     quiet = loader_of(mixture)
     reference = controlled(quiet)
     assert len(reference) == STEPS
     assert len(quiet.control.log) > 5
     log = [json.loads(json.dumps(to_json(decision))) for decision in quiet.control.log]
-    for seed in range(2):
+    for seed in range(2 if execution == "inline" else 1):
         chaotic = loader_of(mixture, chaos=Chaos(seed=seed, max_delay_s=0.002))
         assert controlled(chaotic) == reference
         assert chaotic.control.digest == quiet.control.digest
-    for rank, dp_size in ((0, 2), (1, 2), (2, 3)):
+    for rank, dp_size in ((0, 2), (1, 2), (2, 3)) if execution == "inline" else ((1, 2),):
         part = loader_of(mixture, dp_rank=rank, dp_size=dp_size)
         assert controlled(part) == reference
         assert part.control.log == quiet.control.log
@@ -95,7 +98,8 @@ def test_neither_timing_nor_ranks_nor_a_replay_of_the_log_change_what_decisions_
     assert hashes_of(loader_of(mixture)) != reference, "the decisions decided nothing"
 
 
-def test_a_resume_at_any_step_knows_what_is_decided_and_pending(tmp_path: Path) -> None:
+@on_both_runtimes
+def test_a_resume_at_any_step_knows_what_is_decided_and_pending(execution: str, tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, steps=STEPS)
     found, states = {}, []
     with loader_of(mixture) as loader:
@@ -112,8 +116,8 @@ def test_a_resume_at_any_step_knows_what_is_decided_and_pending(tmp_path: Path) 
         log = loader.control.log
     assert any(state["stream"].get("decisions") for state in states), "nothing was pending at any step"
     assert any("decided" in state["stream"] for state in states)
-    for step, state in enumerate(states):
-        dp_size = [1, 2, 3, 4][step % 4]
+    for step in range(0, STEPS, 1 if execution == "inline" else 11):
+        state, dp_size = states[step], [1, 2, 3, 4][step % 4]
         with loader_of(mixture, dp_rank=step % dp_size, dp_size=dp_size) as resumed:
             resumed.load_state_dict(state)
             assert resumed.state_dict() == state
@@ -132,6 +136,7 @@ def test_a_resume_at_any_step_knows_what_is_decided_and_pending(tmp_path: Path) 
             assert resumed.state_dict() == last
 
 
+@on_both_runtimes
 def test_inside_a_step_that_step_is_planned_and_the_next_is_open_once_closed(tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, steps=8)
     whole = hashes_of(loader_of(mixture))
@@ -157,6 +162,7 @@ def test_inside_a_step_that_step_is_planned_and_the_next_is_open_once_closed(tmp
         assert hashes_of(resumed) | {2: whole[2]} == {2: whole[2]} | hashes
 
 
+@on_both_runtimes
 def test_a_state_taken_inside_a_step_repeats_what_was_decided_for_it(tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, steps=6)
     with loader_of(mixture) as loader:
@@ -175,6 +181,7 @@ def test_a_state_taken_inside_a_step_repeats_what_was_decided_for_it(tmp_path: P
         assert resumed.state_dict() == last
 
 
+@on_both_runtimes
 def test_loading_a_state_takes_back_what_was_decided_since(tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, steps=8)
     with loader_of(mixture) as loader:
@@ -192,6 +199,7 @@ def test_loading_a_state_takes_back_what_was_decided_since(tmp_path: Path) -> No
         assert loader.control.log == (*kept, SkipSteps(step=6, count=3))
 
 
+@on_both_runtimes
 def test_weights_that_leave_nothing_end_in_one_line_and_are_mended_where_they_are(tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, steps=9)
     with loader_of(mixture) as loader:
@@ -206,6 +214,7 @@ def test_weights_that_leave_nothing_end_in_one_line_and_are_mended_where_they_ar
     assert rest == [5, 6, 7, 8]
 
 
+@on_both_runtimes
 def test_another_thread_may_decide_at_any_time_and_the_log_replays(tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, steps=60)
     loader = loader_of(mixture, chaos=Chaos(seed=1, max_delay_s=0.002))
@@ -317,6 +326,7 @@ def test_a_state_of_the_version_before_decisions_is_refused(tmp_path: Path) -> N
             loader.load_state_dict(state)
 
 
+@on_both_runtimes
 def test_bad_rows_of_skipped_steps_are_counted_and_written_down(tmp_path: Path) -> None:
     rows: list[list[int]] = [[1] * 20 if i % 5 else [] for i in range(200)]
     write_parquet(tmp_path / "data.parquet", rows)

@@ -98,16 +98,16 @@ def test_plans_depend_on_the_step_of_a_decision_and_not_on_when_it_was_made(
 ) -> None:
     given_mixture = mixture()
     told_at = [data.draw(st.integers(0, decision.step)) for decision in log]
+    # Of one step, the order given counts, and it is that of the log.
+    for i, (one, other) in enumerate(itertools.pairwise(log)):
+        if one.step == other.step:
+            told_at[i + 1] = max(told_at[i], told_at[i + 1])
     try:
         at_once, _ = plans_of(given_mixture, log)
     except DecisionError:
         with pytest.raises(DecisionError):
             plans_of(given_mixture, log, told_at)
         return
-    # Of one step, the order given counts, and it is that of the log.
-    for i, (one, other) in enumerate(itertools.pairwise(log)):
-        if one.step == other.step:
-            told_at[i + 1] = max(told_at[i], told_at[i + 1])
     in_time, _ = plans_of(given_mixture, log, told_at)
     assert hashes(in_time) == hashes(at_once)
     undisturbed, _ = plans_of(given_mixture)
@@ -314,8 +314,12 @@ def test_what_is_decided_survives_json(log: list[Decision], parts: list[int]) ->
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (None, "a decision has a step and one of the kinds weights, skip, coefficients, got None"),
-        ({"step": 3, "kind": "drop"}, "one of the kinds"),
+        (None, "a decision has a step and one of the kinds weights, skip, coefficients, drop, got None"),
+        ({"step": 3, "kind": "lose"}, "one of the kinds"),
+        (
+            {"step": 3, "kind": "drop", "source": 1, "reason": ""},
+            "the name of a source and a reason are needed",
+        ),
         ({"step": 3, "kind": "skip"}, "a decision of kind skip has step and count"),
         ({"step": 3, "kind": "skip", "count": 1, "why": "x"}, "a decision of kind skip has step and count"),
         ({"step": -1, "kind": "skip", "count": 1}, "a step from 0 on, and -1 is none"),
@@ -358,9 +362,9 @@ json_values = st.recursive(
     st.fixed_dictionaries(
         {
             "step": st.just(3) | json_values,
-            "kind": st.sampled_from(["weights", "skip", "coefficients"]) | json_values,
+            "kind": st.sampled_from(["weights", "skip", "coefficients", "drop"]) | json_values,
         },
-        optional=dict.fromkeys(("weights", "count", "coefficients"), json_values),
+        optional=dict.fromkeys(("weights", "count", "coefficients", "source", "reason"), json_values),
     )
     | json_values
 )

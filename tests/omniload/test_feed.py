@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,25 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+class Hears:
+    """What is heard of the loaders of a feed."""
+
+    def __init__(self) -> None:
+        self.of_lost: list[tuple[Any, str]] = []
+        self.of_moved: list[tuple[int, str]] = []
+        self.of_refused: list[tuple[Any, int]] = []
+
+    def lost(self, source: str, loader: Any, why: LoaderLost) -> None:
+        assert source == "prose"
+        self.of_lost.append((loader, str(why)))
+
+    def lease_moved(self, source: str, cursor: Cursor, lease: Lease, why: str) -> None:
+        self.of_moved.append((lease.generation, why))
+
+    def answer_refused(self, source: str, cursor: Cursor, loader: Any, lease: Lease) -> None:
+        self.of_refused.append((loader, lease.generation))
+
+
 def feed(loaders: Sequence[FakeLoader], pool: ThreadPoolExecutor, **keys: object) -> SourceFeed:
     return SourceFeed("prose", SPEC, loaders, pool, **{"timeout_s": 30.0, **keys})  # type: ignore[arg-type]
 
@@ -95,10 +115,10 @@ def expected(pool: ThreadPoolExecutor) -> list[tuple[int, int, int, int]]:
 def test_samples_are_the_same_whichever_reads_are_lost(lost: list[set[int]], num_standbys: int) -> None:
     with ThreadPoolExecutor(4) as pool:
         loaders = [dies(*reads) for reads in lost]
-        told: list[Any] = []
-        one = feed(loaders, pool, num_standbys=num_standbys, lost=lambda which, why: told.append(which))
+        hears = Hears()
+        one = feed(loaders, pool, num_standbys=num_standbys, observer=hears)
         assert addresses(one) == expected(pool)
-        assert len(told) == sum(
+        assert len(hears.of_lost) == sum(
             1 for loader, reads in zip(loaders, lost, strict=True) for nth in reads if nth <= loader.reads
         )
 
@@ -107,10 +127,8 @@ def test_a_standby_reads_nothing_until_a_loader_is_lost_and_hands_back_when_it_i
     pool: ThreadPoolExecutor,
 ) -> None:
     reader, standby = dies(3), FakeLoader()
-    told: list[tuple[Any, str]] = []
-    one = feed(
-        [reader, standby], pool, num_standbys=1, lost=lambda which, why: told.append((which, str(why)))
-    )
+    hears = Hears()
+    one = feed([reader, standby], pool, num_standbys=1, observer=hears)
     cursor = one.read(Cursor()).end
     assert standby.reads == 0
     deadline = time.monotonic() + 60
@@ -118,7 +136,8 @@ def test_a_standby_reads_nothing_until_a_loader_is_lost_and_hands_back_when_it_i
         assert time.monotonic() < deadline
         cursor = one.read(cursor).end
         time.sleep(0.01)
-    assert told == [(reader, "read 3 is lost")]
+    assert hears.of_lost == [(reader, "read 3 is lost")]
+    assert hears.of_moved[0] == (1, "read 3 is lost")
     taken = standby.reads
     assert taken > 3, "it is not asked while it is thought dead"
     for _ in range(6):
@@ -135,12 +154,31 @@ def test_a_late_answer_is_refused_once_the_lease_has_moved(pool: ThreadPoolExecu
             leases[0].move(0, 0)
 
     slow, other = FakeLoader(move), FakeLoader()
-    one = feed([slow, other], pool)
+    hears = Hears()
+    one = feed([slow, other], pool, observer=hears)
     leases.append(one._sharing.leases)
     assert addresses(one) == expected(pool)
     assert one.stale_answers == 1
+    assert hears.of_refused == [(slow, 0)]
     assert (0, 0) in slow.windows
     assert (0, 0) in other.windows
+
+
+def test_payload_is_to_be_asked_of_the_loader_that_read_its_window(pool: ThreadPoolExecutor) -> None:
+    loaders = [FakeLoader(), dies(3), FakeLoader()]
+    one, cursor, holders = feed(loaders, pool), Cursor(), dict[int, int]()
+    for _ in range(12):
+        chunk = one.read(cursor)
+        cursor = chunk.end
+        [holder] = set(one.holders(chunk.pieces).tolist())
+        assert (chunk.begin.epoch, chunk.begin.window) in loaders[holder].windows
+        holders[chunk.begin.window] = holder
+    assert one.holders(np.concatenate([chunk.pieces, chunk.pieces])).tolist() == [holder] * 2 * len(
+        chunk.pieces
+    )
+    assert set(holders.values()) == {0, 1, 2}
+    assert any(window % 3 != holder for window, holder in holders.items()), "a lease has moved"
+    assert not feed([FakeLoader()], pool).is_shared
 
 
 def test_where_all_loaders_are_lost_it_waits_until_one_is_back(pool: ThreadPoolExecutor) -> None:

@@ -275,3 +275,13 @@ def test_the_first_of_many_long_rows_does_not_wait_for_the_others() -> None:
     loader.read(Cursor(), 1)
     assert len(loader._reader.buffer._entries) == 1
     assert [len(one.tokens) for one in chunks(loader, max_samples=15)] == [1] * 40
+
+
+def test_a_window_comes_in_two_parts_so_that_who_reads_ahead_does_not_hold_two() -> None:
+    loader = loader_of({"a": [{"input_ids": [1, 2, 3]}] * 1200}, window_blocks=2, block_rows=600)
+    sizes, cursor = [], Cursor()
+    while cursor.epoch == 0:
+        chunk = loader.read(cursor, 10_000)
+        sizes.append(len(chunk.tokens))
+        cursor = chunk.end
+    assert sizes == [600, 600]

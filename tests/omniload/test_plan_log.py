@@ -361,6 +361,7 @@ def test_processes_that_are_killed_on_a_local_disk_lose_no_decision_and_plan_ali
     acknowledged.touch()
     program = f"from tests.omniload.test_plan_log import work; work({str(tmp_path / 'log')!r}, {str(acknowledged)!r})"
     dice = random.Random(3)
+    logged: dict[int, Decision] = {}
     for _ in range(4):
         before = acknowledged.stat().st_size
         child = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
@@ -373,19 +374,22 @@ def test_processes_that_are_killed_on_a_local_disk_lose_no_decision_and_plan_ali
         finally:
             child.kill()
         assert child.wait() == -signal.SIGKILL
+        log = reopen(Store(tmp_path / "log"))
+        recovery = log.recover(
+            sum(line.startswith("planned") for line in acknowledged.read_text().splitlines())
+        )
+        logged |= {one.step: one for one in recovery.state.decisions}
+        log.close()
     lines = [line.split() for line in acknowledged.read_text().splitlines()]
     planned = [words[1] for words in lines if words[0] == "planned"]
     decisions = [
         SkipSteps(step=int(words[1]), count=int(words[2])) for words in lines if words[0] == "decided"
     ]
     assert len(planned) > 50
-    log = reopen(Store(tmp_path / "log"))
-    recovery = log.recover(len(planned))
     promised = {one.step for one in decisions if one.step >= recovery.state.step}
     assert promised <= {one.step for one in recovery.state.decisions}
-    log.close()
-    # What was decided and not told of, as the process died of telling it, is in force too.
-    by_step = {one.step: one for one in (*decisions, *recovery.state.decisions)}
+    # What was decided and not told of, as a process died of telling it, is in force too.
+    by_step = {one.step: one for one in decisions} | logged
     assert planned == undisturbed(len(planned), list(by_step.values()))
 
 

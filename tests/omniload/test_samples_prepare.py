@@ -274,6 +274,25 @@ def test_stored_ids_of_any_integer_list_are_slices(list_type: Any, value_type: p
     assert block.bad.tolist() == [True, False]
     assert block.reason(0) == "null"
     assert block.values[block.offsets[1] : block.offsets[2]].tolist() == [4, 5, 6]
+    assert block.values.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(255, np.uint8), (256, np.uint16), (65_535, np.uint16), (65_536, np.int32)]
+)
+def test_stored_ids_are_kept_in_the_narrowest_type_that_holds_them(most: int, expected: type) -> None:
+    ids = [0, most, 1]
+    block = TokenBlock(pa.chunked_array([pa.array([ids], pa.list_(pa.int32()))]), np.arange(1), 1 << 20)
+    assert block.values.tolist() == ids
+    assert block.values.dtype == expected
+    assert not block.bad.any()
+
+
+def test_ids_that_are_none_are_found_whatever_type_they_are_kept_in() -> None:
+    column = pa.chunked_array([pa.array([[1, -1], [2, 3], [1 << 40]], pa.list_(pa.int64()))])
+    block = TokenBlock(column, np.arange(3), 1 << 31)
+    assert block.bad.tolist() == [True, False, True]
+    assert block.values[block.offsets[1] : block.offsets[2]].tolist() == [2, 3]
     assert block.values.dtype.itemsize <= 4
 
 

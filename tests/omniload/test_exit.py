@@ -1,0 +1,40 @@
+"""A process may end whatever its loader is doing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.omniload.mixtures import token_rows, write_parquet
+
+SCRIPT = """
+import atexit, sys, threading
+def left():
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("omniload")]
+    print(before, names)
+atexit.register(left)  # registered first, so it runs last
+from omniload import DataLoader
+loader = DataLoader({mixture}, prefetch_steps=50)
+next(iter(loader))
+before = [thread.name for thread in threading.enumerate() if thread.name in ("omniload-plan", "omniload-build")]
+"""
+
+
+def test_a_loader_that_nobody_closed_has_ended_its_threads_before_the_interpreter_ends(
+    tmp_path: Path,
+) -> None:
+    """Else they would come back from native code while it is torn down, which may abort the process."""
+    write_parquet(tmp_path / "data.parquet", token_rows(0, 2000, 60))
+    mixture = {
+        "seq_len": 512,
+        "packs": 16,
+        "execution": "inline",
+        "sources": {"a": {"path": str(tmp_path / "data.parquet"), "weight": 1, "on_exhausted": "repeat"}},
+    }
+    script = SCRIPT.replace("{mixture}", json.dumps(mixture))
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert ended.stdout == "['omniload-plan', 'omniload-build'] []\n"
