@@ -10,7 +10,8 @@
     runs.py       the tokens that a view has, as runs of neighbours of one document
     packing.py    lanes to flat arrays and back; what can be derived does not travel
     messages.py   steps, the end and errors as bytes
-    peers.py      the process groups: the only place that communicates
+    board.py      what is said outside of process groups: errors met before there are any, ranks that are lost
+    peers.py      the process groups: the only place that communicates otherwise
     handoff.py    one step ready for the training loop while the next one is on its way
     runtime.py    the thread of each rank, which goes through the steps together with the others
     host.py       `connect`: what makes a loader's host one of these

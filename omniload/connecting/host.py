@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import pyarrow as pa
 import torch.distributed as dist
 
+from omniload.connecting.board import Board
 from omniload.connecting.circles import Circle, StageOrder, View, circles_of
 from omniload.connecting.messages import StepReader, StepWriter, error_from_json, error_to_json
 from omniload.connecting.peers import Peers, digest_of
@@ -159,27 +160,39 @@ def connect(
         MixtureError: a rank has another mixture, or was told otherwise how to load it.
         LoaderTimeout: a rank does not answer.
     """
-    if not 0 < timeout_s < math.inf:
-        raise ValueError(f"timeout_s: {timeout_s} must be positive and finite")
-    if isinstance(host, SourceHost | ReceiverHost):
+    if not dist.is_initialized():
         raise PlaceError(
-            "connect: this loader is connected already; make another one to connect it otherwise"
+            "connect: there is no process group; call torch.distributed.init_process_group before"
         )
-    tree, rank = _tree_of(mesh), dist.get_rank()
-    if tree.place(rank) != place:
+    rank = dist.get_rank()
+    board = Board(rank, dist.get_world_size())
+
+    def circles_over(axes: Sequence[str]) -> list[Circle]:
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(f"timeout_s: {timeout_s} must be positive and finite")
+        if isinstance(host, SourceHost | ReceiverHost):
+            raise PlaceError(
+                "connect: this loader is connected already; make another one to connect it otherwise"
+            )
+        tree = _tree_of(mesh)
         own = tree.place(rank)
-        raise PlaceError(
-            f"mesh: rank {rank} is data-parallel rank {own.dp_rank} of {own.dp_size} in it, and {place.dp_rank} of"
-            f" {place.dp_size} by what the loader was told; give both the same mesh"
-        )
+        if own != place:
+            raise PlaceError(
+                f"mesh: rank {rank} is data-parallel rank {own.dp_rank} of {own.dp_size} in it, and {place.dp_rank} of"
+                f" {place.dp_size} by what the loader was told; give both the same mesh"
+            )
+        return circles_of(tree, axes, slicing=context_parallel, stage_order=stage_order)
+
+    circles: list[Circle] = []
+    met: Exception | None = None
+    try:
+        circles = circles_over(SHARED_AXES if broadcast is None else broadcast)
+    except Exception as error:  # the others are told before they wait for this rank in a group
+        met = error
     # A rank waits for a source that may itself wait as long as it was told to.
-    patience_s = timeout_s + settings.timeout_s
-
-    def peers_over(axes: Sequence[str]) -> Peers:
-        circles = circles_of(tree, axes, slicing=context_parallel, stage_order=stage_order)
-        return Peers(circles, rank, patience_s)
-
-    peers = peers_over(SHARED_AXES if broadcast is None else broadcast)
+    patience_s = settings.timeout_s + (timeout_s if 0 < timeout_s < math.inf else 0.0)
+    board.meet(met, patience_s)
+    peers = Peers(circles, rank, patience_s, board)
     told = [mixture.model_dump(mode="json", exclude=_ELSEWHERE), settings.split, list(settings.derived)]
     other = peers.agree(digest_of(told), about="connect")
     if other is not None:
@@ -190,7 +203,7 @@ def connect(
     if broadcast is None and mixture.strategy is not None:
         marked = _share(peers, lambda: list(_marked(host, state)))
         if marked and set(marked) != set(SHARED_AXES):
-            peers = peers_over(marked)
+            peers = Peers(circles_over(marked), rank, patience_s, board)
     if peers.circle == Circle(ranks=(rank,), views=(View(),)):
         return host  # nobody to share with, nothing to leave out
     identity = _identity_of(_share(peers, lambda: host.identity().to_json()))
@@ -201,10 +214,6 @@ def connect(
 
 
 def _tree_of(mesh: Mesh) -> ClientPlaceTree:
-    if not dist.is_initialized():
-        raise PlaceError(
-            "connect: there is no process group; call torch.distributed.init_process_group before"
-        )
     if isinstance(mesh, str):
         return ClientPlaceTree.parse(mesh, world_size=dist.get_world_size())
     if isinstance(mesh, Mapping):

@@ -65,12 +65,14 @@ class StepWriter:
             return Written(item=item, messages=[message] * len(views))
         packer = LanePacker(item.plan, self._lanes, item.lanes)
         due = [to_json(one) for one in item.before.decisions if one.step == item.plan.step]
+        decided = [to_json(one) for one in item.decided]
         plan = np.frombuffer(plan_to_bytes(item.plan), np.uint8)
         return Written(
             item=replace(item, lanes=packer.cut(own)),
             messages=[
                 self._message(
-                    {"kind": "step", "due": due}, {"after": after, "plan": plan, **packer.pack(view)}
+                    {"kind": "step", "due": due, "decided": decided},
+                    {"after": after, "plan": plan, **packer.pack(view)},
                 )
                 for view in views
             ],
@@ -142,6 +144,7 @@ class StepReader:
             after=after,
             lanes=unpack(arrays, plan, self._lanes, self._view, self._derived, self._recycler),
             quarantined=(),
+            decided=tuple(map(from_json, header["decided"])),
         )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from omniload.connecting.board import Board
 from omniload.connecting.circles import Circle
 from omniload.errors import LoaderTimeout
 
@@ -70,9 +71,11 @@ class Peers:
         circles: all circles of the mesh.
         rank: this rank.
         timeout_s: limit of every wait for another rank, in seconds.
+        board: where it is said who is lost.
     """
 
-    def __init__(self, circles: Sequence[Circle], rank: int, timeout_s: float) -> None:
+    def __init__(self, circles: Sequence[Circle], rank: int, timeout_s: float, board: Board) -> None:
+        self._board = board
         self.circle = next(circle for circle in circles if rank in circle.ranks)
         self.rank = rank
         self.timeout_s = timeout_s
@@ -83,19 +86,18 @@ class Peers:
         self.audiences = self.circle.audiences()
         """The receivers by what they are sent."""
         per_circle = [circle.audiences() for circle in circles]
-        self._groups = [self._all] * len(self.audiences)
-        if len(self.audiences) > 1:
-            self._groups = [
-                _group_of(
-                    rank,
-                    [
-                        (circle.source, *audiences[i][1])
-                        for circle, audiences in zip(circles, per_circle, strict=True)
-                    ],
-                    timeout_s,
-                )
-                for i in range(len(self.audiences))
-            ]
+        # Apart from the talk, which goes on where a message has not come through: gloo closes a group that timed out.
+        self._groups = [
+            _group_of(
+                rank,
+                [
+                    (circle.source, *audiences[i][1])
+                    for circle, audiences in zip(circles, per_circle, strict=True)
+                ],
+                timeout_s,
+            )
+            for i in range(len(self.audiences))
+        ]
         self._mine = next((i for i, (_, ranks) in enumerate(self.audiences) if rank in ranks), None)
 
     @property
@@ -195,8 +197,14 @@ class Peers:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            who = "a rank that receives from this one" if self.is_source else f"rank {self.circle.source}"
-            raise self._gone(who, waited_for, str(error)) from None
+            if self.is_source:
+                self._hear(waited_for)  # raises: one of them does not answer
+            else:
+                self._send(self.circle.source, [Status.CLOSING], waited_for)
+                verdict, rank, _, _ = self._receive(self.circle.source, waited_for)
+                lost = rank if verdict == Verdict.LOST else self.circle.source
+                raise self._lost(lost, waited_for, str(error)) from None
+            raise self._gone("a rank that receives from this one", waited_for, str(error)) from None
 
     def _hear(self, waited_for: str) -> dict[int, list[int]]:
         """What every receiver says, by rank."""
@@ -229,7 +237,8 @@ class Peers:
             raise self._lost(rank, waited_for, str(error)) from None
 
     def _dismiss(self, lost: int) -> None:
-        """Tell the others that a rank is lost, as far as they hear it; who does not will find this rank gone."""
+        """Tell the others that a rank is lost; who does not hear it looks at the board."""
+        self._board.say_lost(self.circle.source, lost)
         words = torch.tensor([Verdict.LOST, lost, 0, 0], dtype=torch.int64)
         works = [dist.isend(words, rank, group=self._all) for rank in self.circle.receivers if rank != lost]
         for work in works:
@@ -242,6 +251,9 @@ class Peers:
             raise LoaderTimeout(self._broken)
 
     def _lost(self, rank: int, waited_for: str, reason: str) -> LoaderTimeout:
+        if rank == self.circle.source:  # it may have closed the group on account of another
+            known = self._board.lost(rank)
+            rank = rank if known is None else known
         return self._gone(f"rank {rank}", waited_for, reason)
 
     def _gone(self, who: str, waited_for: str, reason: str) -> LoaderTimeout:

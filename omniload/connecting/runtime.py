@@ -10,7 +10,6 @@ training loop. What a thread does is the same on all ranks of a circle, message 
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from omniload.observing.timing import Timing
 from omniload.planner import StreamState
 from omniload.planner.decisions import Decision
 from omniload.runtime.steps import Ready, Runtime, Step, bytes_of
+from storage.background import BackgroundThread
 
 AHEAD_STEPS = 2
 """Steps that a source has asked its runtime for beyond what its own training loop has: one is ready, one in hand."""
@@ -53,7 +53,7 @@ class CircleRuntime(ABC):
         self._hand_off = HandOff()
         self._busy: int | None = None  # a rank that others wait for
         self._pulse_s = min(_PULSE_S, peers.timeout_s / 4)
-        self._thread = threading.Thread(target=self._run, name="omniload-connect", daemon=True)
+        self._thread = BackgroundThread(self._run, name="omniload-connect", ask_to_end=self.abandon)
 
     def next_step(self) -> Item:
         """The next step, the end of the stream, or what stopped it; see `Runtime.next_step`.

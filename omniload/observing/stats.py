@@ -17,6 +17,10 @@ from pydantic import BeforeValidator, TypeAdapter
 Role: TypeAlias = Literal["loader", "planner", "constructor"]
 
 
+SLOW_S: Final = 1.0
+"""A step that a rank waits for longer is worth an event."""
+
+
 def _nan_if_null(value: object) -> object:
     return math.nan if value is None else value
 
@@ -101,6 +105,10 @@ class ClientStats:
     """Bytes of these."""
     tokens_per_s: _Number
     """Tokens yielded to this rank; ranks that share lanes each count them."""
+    slow_step: int = -1
+    """Last step that was waited for longer than `SLOW_S`, first ones after a start left out; -1 if none was."""
+    slow_s: float = 0.0
+    """How long, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

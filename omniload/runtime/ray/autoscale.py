@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import ray
 
@@ -15,11 +15,10 @@ from omniload.observing.job_dir import job_dir
 from omniload.planner import StreamState
 from omniload.runtime.ray.job import Job
 from omniload.runtime.ray.layout import Layout, Loader, with_shadows
-from omniload.scaling.actors import ActorSpec, Budget, Reader
-from omniload.scaling.actors import with_shadows as specs_with_shadows
+from omniload.scaling.actors import ActorSpec, Budget
 from omniload.scaling.demand import outlook, step_tokens
 from omniload.scaling.observation import Observation, ScalingDecision, SourceLoad
-from omniload.scaling.partition import Partition
+from omniload.scaling.partition import partition
 from omniload.scaling.profile import SourceProfile
 from omniload.scaling.scaler import Scaler, ScalerStart
 
@@ -31,7 +30,6 @@ LOG = "scaling.jsonl"
 EVERY_STEPS = 8
 """Steps between observations."""
 _LOOK_AHEAD_STEPS = 64
-_BASE_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +47,11 @@ class Counters:
 
 
 class Autoscaler:
-    """Observes the stream of a job, and changes its layout.
+    """Divides the sources of a job among loaders by what they cost, observes the stream, and changes the layout.
 
     Args:
         job: the job.
-        layout: its loaders.
+        layout: its loaders up to now, which know nothing of costs.
         profiles: of all sources.
         first: where observation begins.
     """
@@ -64,14 +62,13 @@ class Autoscaler:
         self._last = first
         ahead = outlook(job.mixture, first.state, profiles, steps=_LOOK_AHEAD_STEPS).ahead
         demand = step_tokens(job.mixture) / max(1e-3, _seconds_per_step(first))
-        actors = _actors(job, layout, profiles, ahead, demand)
-        start = ScalerStart(
-            profiles=tuple(profiles),
-            shares=ahead,
-            partition=Partition(actors=actors, tokens_per_s=demand, demand_tokens_per_s=demand),
-            budget=_budget(job),
-        )
+        budget = _budget(job)
+        divided = partition(profiles, ahead, demand, budget, shadows=job.mixture.ray.shadows > 0)
+        divided = replace(divided, actors=_named_as(layout, job, divided.actors))
+        start = ScalerStart(profiles=tuple(profiles), shares=ahead, partition=divided, budget=budget)
         self._scaler = Scaler(start)
+        self.layout = layout.changed(_loaders(job, divided.actors))
+        """The loaders to begin with."""
         self._log = job_dir(job.name) / LOG
         self._write({"start": start.to_json()}, "w")
 
@@ -132,43 +129,27 @@ def _budget(job: Job) -> Budget:
     )
 
 
-def _actors(
-    job: Job, layout: Layout, profiles: Sequence[SourceProfile], shares: Mapping[str, float], demand: float
-) -> tuple[ActorSpec, ...]:
-    """The loaders of a layout as the scaler sees them."""
-    specs = []
-    for loader in layout.loaders:
-        if loader.shadow:
-            continue
-        readers = []
-        for source in loader.sources:
-            profile, names = profiles[source], layout.readers(source)
-            readers.append(
-                Reader(
-                    source=profile.name,
-                    index=names.index(loader.name),
-                    of=len(names),
-                    cpus=demand * shares[profile.name] * profile.cpu_s_per_token / len(names),
-                    memory_bytes=profile.resident_bytes,
-                )
-            )
-        specs.append(
-            ActorSpec(
-                name=loader.name,
-                readers=tuple(readers),
-                workers=min(4, len(readers)),
-                base_bytes=_BASE_BYTES,
-            )
-        )
-    return specs_with_shadows(specs) if job.mixture.ray.shadows else tuple(specs)
+def _named_as(layout: Layout, job: Job, actors: Sequence[ActorSpec]) -> tuple[ActorSpec, ...]:
+    """The actors, with the names of the loaders that read just the same sources; those need not be made anew."""
+    there = {loader.sources: loader.name for loader in layout.loaders if not loader.shadow}
+    named = []
+    for actor in actors:
+        name = there.get(_numbers(job, actor), actor.name.removesuffix(".shadow"))
+        if len(actor.readers) > 1 or actor.readers[0].of == 1:
+            actor = replace(actor, name=f"{name}.shadow" if actor.shadow else name)
+        named.append(actor)
+    return tuple(named)
+
+
+def _numbers(job: Job, actor: ActorSpec) -> tuple[int, ...]:
+    return tuple(sorted(job.mixture.names.index(source) for source in actor.sources))
 
 
 def _loaders(job: Job, actors: Sequence[ActorSpec]) -> list[Loader]:
     """The actors that a scaler wants, as loaders."""
-    names = job.mixture.names
     found: list[Loader] = []
     for actor in actors:
         if not actor.shadow:
-            sources = tuple(names.index(source) for source in actor.sources)
-            found += with_shadows(Loader(name=actor.name, sources=sources), job.mixture.ray.shadows)
+            loader = Loader(name=actor.name, sources=_numbers(job, actor))
+            found += with_shadows(loader, job.mixture.ray.shadows)
     return found

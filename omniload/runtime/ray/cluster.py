@@ -24,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 _AUTH_MODE = "RAY_AUTH_MODE"
 _RETRY_S = 0.05
+_QUIET = {
+    "enable_timeline": False,
+    "event_stats": False,
+    "task_events_report_interval_ms": 0,
+}
+"""Ray keeps no record of every call for a dashboard that is not there."""
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -50,9 +56,9 @@ class Cluster:
     """The cluster that this process is connected to.
 
     Args:
-        note: where the process of this machine that runs it for the job says so; None if none does.
+        note: where a process of this machine tells the other ranks of the job where it is; None if none does.
         lock: of the note, if that is this process.
-        reaper: ends what is left of it if this process is killed.
+        reaper: ends what is left of the cluster if this process, which runs it, is killed.
     """
 
     def __init__(
@@ -63,14 +69,9 @@ class Cluster:
         self._reaper = reaper
 
     @property
-    def started(self) -> bool:
-        """Whether this process runs it."""
-        return self._lock is not None
-
-    @property
     def lost(self) -> bool:
-        """Whether the process that runs it is gone, and the cluster with it."""
-        return not self.started and self._note is not None and _said(self._note) is None
+        """Whether the process that told of it is gone, and the cluster with it."""
+        return self._lock is None and self._note is not None and _said(self._note) is None
 
     def check(self) -> None:
         """Raises LoaderStopped if the cluster is lost, or left: whatever called Ray then would start another."""
@@ -83,31 +84,49 @@ class Cluster:
             )
 
     def end(self) -> None:
-        """End it, if this process runs it."""
-        if self._lock is not None:
+        """Tell of it no more, and end it if this process runs it."""
+        assert self._note is not None, "of the process that tells of it"
+        assert self._lock is not None, "of the process that tells of it"
+        if self._reaper is not None:
             ray.shutdown()
-            assert self._note is not None, "what is locked"
-            self._note.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
+        self._lock.close()
+        if self._reaper is not None:
+            self._reaper.end()
+
+    def forget(self) -> None:
+        """In a child that was forked: hold nothing by which others see that this process lives."""
+        if self._lock is not None:
             self._lock.close()
-            if self._reaper is not None:
-                self._reaper.end()
+        if self._reaper is not None:
+            self._reaper.forget()
 
 
-_started: Cluster | None = None
-"""The one that this process runs; it ends with the process."""
+_told: Cluster | None = None
+"""The one that this process told the other ranks of; for them it ends with the process."""
 
 
-def started() -> bool:
-    """Whether this process runs a cluster."""
-    return _started is not None
+def told() -> bool:
+    """Whether other ranks are in a cluster that ends with this process."""
+    return _told is not None
 
 
 def end() -> None:
     """End the cluster that this process runs."""
-    global _started
-    if _started is not None:
-        _started.end()
-        _started = None
+    global _told
+    if _told is not None:
+        _told.end()
+        _told = None
+
+
+def _forget() -> None:
+    global _told
+    if _told is not None:
+        _told.forget()
+        _told = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def join(options: RayOptions, job: str, timeout_s: float) -> Cluster:
@@ -117,11 +136,13 @@ def join(options: RayOptions, job: str, timeout_s: float) -> Cluster:
         LoaderTimeout: rank 0, which is to start one, does not come.
         PlaceError: the ranks are on several machines, and there is no cluster over them.
     """
-    global _started
-    note = job_dir(job) / "ray.json"
-    if ray.is_initialized():
-        return _started or Cluster(note if _said(note) is not None else None)
+    global _told
+    note, first = job_dir(job) / "ray.json", int(os.environ.get("RANK", "0")) == 0
     address = options.address or os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():
+        if _told is None and first and _world_size() > 1 and not address:
+            _told = Cluster(note, _write(note))  # or the others would wait for one that is never started
+        return _told or Cluster(note if _said(note) is not None else None)
     if address:
         _connect(address)
         return Cluster()
@@ -129,11 +150,12 @@ def join(options: RayOptions, job: str, timeout_s: float) -> Cluster:
         raise PlaceError(
             "ray: the ranks are on several machines; start a cluster over them (ray start) and set RAY_ADDRESS"
         )
-    if int(os.environ.get("RANK", "0")) == 0:
+    if first:
         before = descendants()
         _start(options, timeout_s)
-        _started = Cluster(note, _write(note), Reaper(descendants() - before))
-        return _started
+        _end_unneeded()
+        _told = Cluster(note, _write(note), Reaper(descendants() - before))
+        return _told
     said = _wait_for(note, timeout_s)
     if said["auth"] == "token":
         _authenticate()
@@ -174,6 +196,7 @@ def _start(options: RayOptions, timeout_s: float) -> None:
                 address="local",
                 include_dashboard=False,
                 object_store_memory=options.object_store_bytes,
+                _system_config=_QUIET,
             )
             return
         except Exception as error:
@@ -186,6 +209,16 @@ def _start(options: RayOptions, timeout_s: float) -> None:
                 ) from error
             logger.warning("ray: a cluster did not start, trying again: %s", error)
             time.sleep(_RETRY_S)
+
+
+def _end_unneeded() -> None:
+    """End services of Ray that do nothing for a cluster of one job on one machine, and hold 150 MiB.
+
+    They scale the number of nodes, copy what actors print to the driver, and report usage. Ray has no option for it.
+    """
+    node: Any = ray._private.worker._global_node
+    for end_one in (node.kill_monitor, node.kill_log_monitor, node.kill_dashboard):
+        end_one(check_alive=False)
 
 
 def _authenticate() -> None:

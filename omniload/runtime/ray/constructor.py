@@ -17,24 +17,27 @@ from typing import Any, TypeAlias
 import numpy as np
 import ray
 from ray.exceptions import RayError
+from ray.experimental import get_local_object_locations
 
 from omniload.constructor import pieces_of
 from omniload.errors import LoaderTimeout, MixtureError, kind_and_message
 from omniload.observing.stats import ActorStats, ClientStats
 from omniload.pieces import join_pieces
-from omniload.planner import Plan
-from omniload.runtime.feed import AVOID_S, LoaderLost
+from omniload.runtime.feed import LoaderLost
 from omniload.runtime.plan_stream import Planned
-from omniload.runtime.ray.calls import Raised, Retries, told
+from omniload.runtime.ray.calls import Raised, Retries, answer, told
 from omniload.runtime.ray.job import PLANNER, Job
-from omniload.runtime.ray.layout import Layout
+from omniload.runtime.ray.loaders import RemoteSources
+from omniload.runtime.ray.membership import ALIVE_EVERY_S, LOST_AFTER_S
 from omniload.runtime.ray.meter import Meter
-from omniload.runtime.ray.planner import ALIVE_EVERY_S, LOST_AFTER_S, Reply
+from omniload.runtime.ray.planner import Reply
+from omniload.runtime.ray.routes import Routes
 
 logger = logging.getLogger(__name__)
 
 Lanes: TypeAlias = tuple[int, ...]
-_SMALL_BYTES = 32 << 10
+_FEW_PIECES = 3000
+"""Of a step that each rank is sent by itself; it comes to some 50 KiB, and above 100 Ray would put it elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,48 +88,7 @@ class _Step:
     def failed(self) -> bool:
         """Whether it came to something that is to be asked for again."""
         done = self.outcome.done() and not self.outcome.cancelled()
-        return done and (
-            self.outcome.exception() is not None or not isinstance(self.outcome.result(), Planned)
-        )
-
-
-class Routes:
-    """Which loaders to ask for payload, the most promising first.
-
-    Any loader of a source can derive any of its payload; the one that read a window has it at hand.
-
-    Args:
-        layout: the loaders.
-        num_sources: sources of the mixture.
-    """
-
-    def __init__(self, layout: Layout, num_sources: int) -> None:
-        members = [(layout.readers(source), layout.shadows(source)) for source in range(num_sources)]
-        # Sources that the same loaders read are asked for together.
-        self._kinds = sorted(set(members))
-        self._kind_of = np.array([self._kinds.index(one) for one in members])
-        self._lost_at: dict[str, float] = {}
-
-    def lost(self, names: Sequence[str]) -> None:
-        """Loaders did not answer."""
-        self._lost_at |= dict.fromkeys(names, time.monotonic())
-
-    def of(self, pieces: np.ndarray) -> list[tuple[list[str], np.ndarray]]:
-        """Names of loaders, and ``int64[n]`` which of the pieces to ask them for."""
-        kind = self._kind_of[pieces["source"]]
-        found = []
-        for one in np.unique(kind).tolist():
-            readers, shadows = self._kinds[one]
-            owner = (pieces["file"] + pieces["block"]) % len(readers)
-            for first in range(len(readers)):
-                where = np.flatnonzero((kind == one) & (owner == first))
-                if len(where):
-                    names = [*readers[first:], *readers[:first], *shadows]
-                    found.append((sorted(names, key=self._is_lost), where))
-        return found
-
-    def _is_lost(self, name: str) -> bool:
-        return self._lost_at.get(name, -AVOID_S) > time.monotonic() - AVOID_S
+        return done and (self.outcome.exception() is not None or not isinstance(self.outcome.result(), Reply))
 
 
 class ConstructorActor:
@@ -149,7 +111,10 @@ class ConstructorActor:
         self._taking: dict[str, _Taking] = {}
         self._steps: dict[tuple[str, int], _Step] = {}
         self._told: dict[str, int] = {}
+        # By loader: pieces that it need not keep. It is told when it is asked for others, or a little later.
+        self._done: dict[str, list[np.ndarray]] = {}
         self._made = time.monotonic()
+        self._digests: asyncio.Task[Any] | None = None
         self._watching: asyncio.Task[None] | None = None
         # Made anew where every rank is gone, nobody else would call it, and the planner would never hear of it.
         ray.get_runtime_context().current_actor.wake.remote()
@@ -204,15 +169,18 @@ class ConstructorActor:
             self._taking[client] = _Taking(stream=stream, lanes=lanes, asked=asked)
             if before is not None and before.stream != stream:
                 self._let_go(before.stream)
-            self._let_go(stream)
             at = self._steps.get((stream, step))
-            if at is None or at.failed:
+            to_plan = at is None or at.failed
+            self._let_go(stream, tell=not to_plan)  # which tells as well
+            if at is None or to_plan:
                 task = asyncio.get_running_loop().create_task(self._planned(stream, step))
                 at = self._steps[stream, step] = _Step(outcome=task)
         try:
-            planned = await asyncio.shield(at.outcome)
-            if not isinstance(planned, Planned):
-                return planned
+            reply = await asyncio.shield(at.outcome)
+            if not isinstance(reply, Reply):
+                return reply
+            planned = reply.outcome
+            assert isinstance(planned, Planned), "an end is not a reply here"
             if lost:
                 self._routes.lost(lost)
                 at.parts = {
@@ -221,10 +189,10 @@ class ConstructorActor:
                     if not any(part.loader in lost for part in parts)  # or another rank has said so before
                 }
             with self._meter.answering():
-                parts = self._parts(at, stream, planned.plan, lanes)
+                parts = self._parts(at, stream, reply, lanes)
                 if at.shared is None:
-                    small = planned.plan.pieces.nbytes + planned.after.carried.nbytes < _SMALL_BYTES
-                    at.shared = planned if small else ray.put(planned)
+                    few = len(planned.plan.pieces) + len(planned.after.carried) < _FEW_PIECES
+                    at.shared = planned if few else ray.put(planned)
         except LoaderLost:  # for the rank to make, and to ask again
             self._steps.pop((stream, step), None)
             raise
@@ -233,9 +201,20 @@ class ConstructorActor:
             return Raised(told(error))
         return Served(planned=at.shared, parts=parts)
 
+    async def digests(self) -> Any:
+        """`Digests` of every source, for which loaders are asked once for all ranks; may read the ends of files."""
+        done = self._digests is not None and self._digests.done()
+        if self._digests is None or (done and isinstance(self._digests.result(), Raised)):
+            find = RemoteSources(
+                self._job, lambda: None
+            ).digests  # the planner makes loaders that are missing
+            task = asyncio.to_thread(answer, find)
+            self._digests = asyncio.get_running_loop().create_task(task)
+        return await asyncio.shield(self._digests)
+
     async def stats(self) -> tuple[ActorStats, tuple[ClientStats, ...]]:
         """How it is, and its ranks are."""
-        return self._meter.stats(), tuple(self._said.values())
+        return self._meter.stats(queue_bytes=self._held_bytes()), tuple(self._said.values())
 
     async def pause(self, client: str) -> None:
         """A rank wants no more of its stream."""
@@ -251,6 +230,13 @@ class ConstructorActor:
         self._seen.pop(client, None)
         self._said.pop(client, None)
         await self._call(PLANNER, self._say_alive, "leaving the job")
+
+    def _held_bytes(self) -> int:
+        """Shared memory of what is kept for the ranks; what is on its way counts once it is there."""
+        steps = list(self._steps.values())
+        refs = [part.bundle for step in steps for parts in step.parts.values() for part in parts]
+        refs += [step.shared for step in steps if isinstance(step.shared, ray.ObjectRef)]
+        return sum(one.get("object_size") or 0 for one in get_local_object_locations(refs).values())
 
     def _say_alive(self, planner: Any) -> Any:
         asked = {one.stream: self._asked(one.stream) for one in self._taking.values()}
@@ -269,34 +255,37 @@ class ConstructorActor:
         if reply.layout is not None:
             self._layout = reply.layout.version
             self._routes = Routes(reply.layout, len(self._job.mixture.names))
-        return reply.outcome
+        return reply if isinstance(reply.outcome, Planned) else reply.outcome
 
     def _asked(self, stream: str) -> dict[str, int]:
         return {name: one.asked for name, one in self._taking.items() if one.stream == stream}
 
-    def _parts(self, at: _Step, stream: str, plan: Plan, lanes: Lanes) -> tuple[Part, ...]:
+    def _parts(self, at: _Step, stream: str, reply: Reply, lanes: Lanes) -> tuple[Part, ...]:
         """The payload of these lanes and, asked for with them, of those of all other ranks of the node."""
         if lanes not in at.parts:
             every = {one.lanes for one in self._taking.values() if one.stream == stream} | {lanes}
-            self._ask_loaders(at, plan, sorted(every - at.parts.keys()))
+            self._ask_loaders(at, reply, sorted(every - at.parts.keys()))
         return at.parts[lanes]
 
-    def _ask_loaders(self, at: _Step, plan: Plan, wanted: Sequence[Lanes]) -> None:
+    def _ask_loaders(self, at: _Step, reply: Reply, wanted: Sequence[Lanes]) -> None:
         """Ask each loader once for what it has of all these lanes; the answers lie ready when they are looked at.
 
         Raises:
             LoaderLost: a source has no loader that is there.
         """
+        assert isinstance(reply.outcome, Planned), "of which there is payload"
+        plan = reply.outcome.plan
         of_lanes = [pieces_of(plan, lanes) for lanes in wanted]
         pieces = join_pieces(of_lanes)
+        holders = np.concatenate([reply.holders[plan.lane_slice(lane)] for lanes in wanted for lane in lanes])
         starts = np.cumsum([0, *map(len, of_lanes)])
         found: list[list[Part]] = [[] for _ in wanted]
-        for names, where in self._routes.of(pieces):
+        for names, where in self._routes.of(pieces, holders):
             name, loader = self._first_there(names)
             # Where the pieces of each of the lanes begin, among those asked for.
             bounds = np.searchsorted(where, starts)
             ask = loader.bundles.options(num_returns=len(wanted))
-            refs = ask.remote(pieces[where], bounds.tolist())
+            refs = ask.remote(pieces[where], bounds.tolist(), self._done.pop(name, []))
             at.asked.append((name, pieces[where]))
             for i, ref in enumerate(refs if len(wanted) > 1 else [refs]):
                 if bounds[i] < bounds[i + 1]:
@@ -338,23 +327,33 @@ class ConstructorActor:
                 return value
             await asyncio.sleep(pause_s)
 
-    def _let_go(self, stream: str) -> None:
-        """Forget the steps that every rank of the node is done with, and tell who keeps anything for them."""
+    def _let_go(self, stream: str, *, tell: bool = True) -> None:
+        """Forget the steps that every rank of the node is done with.
+
+        Args:
+            stream: the stream.
+            tell: whether to tell the planner how far they are.
+        """
         asked = self._asked(stream)
         least = min(asked.values(), default=1 << 62)
         if self._told.get(stream) == least:
             return
         self._told[stream] = least
         for key in [key for key in self._steps if key[0] == stream and key[1] < least]:
-            step = self._steps.pop(key)
-            for name, pieces in step.asked:
-                with suppress(LoaderLost):  # it keeps nothing then
-                    self._job.find(name).release.remote(pieces)
-        if asked:
+            for name, pieces in self._steps.pop(key).asked:
+                self._done.setdefault(name, []).append(pieces)
+        if not asked:
+            del self._told[stream]
+        elif tell:
             with suppress(LoaderLost):  # what it does not hear, it is told again with the next sign of life
                 self._job.find(PLANNER).ask.remote(stream, self._node, asked)
-        else:
-            del self._told[stream]
+
+    def _release(self) -> None:
+        """Tell the loaders what they need not keep, if they were not asked for anything since."""
+        done, self._done = self._done, {}
+        for name, pieces in done.items():
+            with suppress(LoaderLost):  # it keeps nothing then
+                self._job.find(name).release.remote(pieces)
 
     def _watch(self) -> None:
         if self._watching is None:
@@ -373,6 +372,7 @@ class ConstructorActor:
                 # Made anew, it has yet to hear of its ranks, and must not say that there are none.
                 if self._seen or now > self._made + LOST_AFTER_S:
                     self._say_alive(self._job.find(PLANNER))
+                self._release()
             except LoaderLost:
                 pass  # it is being made anew
             except Exception:  # who watches has to go on, whatever happened

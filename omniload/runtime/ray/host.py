@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from omniload.identity import Identity
+from omniload.lazy import lazy
 from omniload.mixture import Mixture
 from omniload.observing.job_dir import job_dir
 from omniload.observing.stats import ClientStats
@@ -39,9 +41,11 @@ from omniload.runtime.ray.constructor import ConstructorActor
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout, deal
 from omniload.runtime.ray.loaders import RemoteSources, make_loaders
+from omniload.runtime.ray.membership import ALIVE_EVERY_S
 from omniload.runtime.ray.placement import home, nodes_of, preferring
-from omniload.runtime.ray.planner import ALIVE_EVERY_S, PlannerActor
+from omniload.runtime.ray.planner import PlannerActor
 from omniload.runtime.ray.runtime import RayRuntime
+from storage.background import BackgroundThread
 
 logger = logging.getLogger(__name__)
 
@@ -86,24 +90,39 @@ class RayHost:
             mixture=mixture,
             settings=settings,
             layout=_layout(mixture),
-            log=options.log or str(job_dir(name) / "plans"),
+            log=f"{options.log}/{name}" if options.log else str(job_dir(name) / "plans"),
             slow_s=options.slow_s,
             loader_options={"num_cpus": options.loader_cpus, "resources": dict(options.resources)},
             import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
         )
-        self._sources = RemoteSources(self._job, self.make)
+        # Not a method: what is given it must not keep this object alive.
+        self._make = partial(_make, self._job, self._node)
+        self._sources = RemoteSources(self._job, self._make)
         self._seat = _Seat(job=self._job, client=self._client, node=self._node, cluster=self._cluster)
         self._goodbye: weakref.finalize[..., Any] | None = None
         self._join()
-        try:
-            self._urls = self._sources.urls()
-        except BaseException:
-            self.close()
-            raise
+        if place.dp_rank == 0:
+            try:
+                _ = self._urls  # so that a source that cannot be opened is said now
+            except BaseException:
+                self.close()
+                raise
+
+    @lazy
+    def _urls(self) -> list[list[str]]:
+        return self._sources.urls()
 
     def identity(self) -> Identity:
         """Digests of everything the stream depends on."""
-        return Identity.of(self._job.mixture, self._sources.digests(), self._settings.split)
+        constructor = self._job.constructor(self._node)
+        digests = ask(
+            lambda: self._job.find(constructor).digests.remote(),
+            self._settings.timeout_s,
+            "the constructor",
+            "the digests of the sources",
+            self._make,
+        )
+        return Identity.of(self._job.mixture, digests, self._settings.split)
 
     def urls(self, source: int) -> list[str]:
         """The files of a source."""
@@ -121,7 +140,7 @@ class RayHost:
     def start(self, state: StreamState) -> RayRuntime:
         """Begin to fetch from a state on."""
         self._join()
-        return RayRuntime(self._job, self._cluster, self._node, self._client, self._lanes, state, self.make)
+        return RayRuntime(self._job, self._cluster, self._node, self._client, self._lanes, state, self._make)
 
     def close(self) -> None:
         """Leave the job; the last one ends its actors."""
@@ -130,38 +149,38 @@ class RayHost:
             self._goodbye = None
             self._seat.leave()
 
-    def make(self) -> None:
-        """Make the actors of the job that are not there."""
-        job = self._job
-        common = {"namespace": job.namespace, "lifetime": "detached", "get_if_exists": True}
-        core = {"max_restarts": -1, "num_cpus": 0, "max_concurrency": 10_000, **common}
-        # First, as it tells the other ranks that this node trains.
-        here = NodeAffinitySchedulingStrategy(self._node, soft=False)
-        ray.remote(ConstructorActor).options(
-            name=job.constructor(self._node), scheduling_strategy=here, **core
-        ).remote(job, self._node)
-        if not job.has(PLANNER):  # which makes the loaders that are missing later
-            make_loaders(job, job.layout, self._node)
-            of_rank_0 = home(nodes_of(job, self._node), self._node, os.environ.get("MASTER_ADDR"))
-            ray.remote(PlannerActor).options(name=PLANNER, **core, **preferring(of_rank_0)).remote(job)
-
     def _join(self) -> None:
         if self._goodbye is not None:
             return
         self._cluster.check()
-        self.make()
+        self._make()
         constructor = self._job.constructor(self._node)
         ask(
             lambda: self._job.find(constructor).alive.remote(self._client, None, self._job.digest),
             self._settings.timeout_s,
             "the constructor",
             "joining the job",
-            self.make,
+            self._make,
         )
         self._seat.take(self._stats)
         # Where garbage is collected nothing may be waited for.
         self._goodbye = weakref.finalize(self, self._seat.leave_soon)
         self._goodbye.atexit = False
+
+
+def _make(job: Job, node: str) -> None:
+    """Make the actors of a job that are not there, as a rank on a node does."""
+    common = {"namespace": job.namespace, "lifetime": "detached", "get_if_exists": True}
+    core = {"max_restarts": -1, "num_cpus": 0, "max_concurrency": 10_000, **common}
+    # First, as it tells the other ranks that this node trains.
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    ray.remote(ConstructorActor).options(name=job.constructor(node), scheduling_strategy=here, **core).remote(
+        job, node
+    )
+    if not job.has(PLANNER):  # which makes the loaders that are missing later
+        make_loaders(job, job.layout, node)
+        of_rank_0 = home(nodes_of(job, node), node, os.environ.get("MASTER_ADDR"))
+        ray.remote(PlannerActor).options(name=PLANNER, **core, **preferring(of_rank_0)).remote(job)
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -177,9 +196,8 @@ class _Seat:
     def take(self, stats: weakref.WeakMethod[Callable[[], ClientStats]]) -> None:
         self.left = threading.Event()
         _taken[id(self)] = self
-        threading.Thread(
-            target=_beat, args=(self, self.left, stats), name="omniload-alive", daemon=True
-        ).start()
+        beat = partial(_beat, self, self.left, stats)
+        BackgroundThread(beat, name="omniload-alive", ask_to_end=self.left.set).start()
 
     def leave(self) -> None:
         """Say goodbye; the last one of a job ends its actors."""
@@ -197,7 +215,7 @@ class _Seat:
     def leave_soon(self) -> None:
         """As `leave`, in a thread."""
         self.left.set()
-        threading.Thread(target=self.leave, name="omniload-leave", daemon=True).start()
+        BackgroundThread(self.leave, name="omniload-leave").start()
 
 
 _seats: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -223,7 +241,7 @@ def _at_exit() -> None:
     for seat in seats:
         seat.leave()
     deadline = time.monotonic() + _LEAVING_S
-    if cluster.started():
+    if cluster.told():
         for seat in seats:
             with suppress(Exception):  # nothing answers any more
                 while time.monotonic() < deadline and seat.job.has(PLANNER):

@@ -28,7 +28,9 @@ from omniload.scaling.profile import SourceProfile, profile_source
 
 _LOOK_UP_S = 10.0
 THREADS = 8
-"""Calls that a loader works on at once: payload is handed out while windows are read."""
+"""Calls that a loader works on at once, besides those below."""
+_GROUPS = {"payload": 4, "health": 1}
+"""Calls likewise, of kinds that must not wait until slow storage lets go of the others."""
 
 
 class LoaderActor:
@@ -51,14 +53,16 @@ class LoaderActor:
         self._loaded_tokenizer: Tokenizer | None = None
 
     def open(self) -> Any:
-        """The files of the sources, in order."""
+        """The files of the sources, by their numbers."""
         return answer(
-            lambda: [[entry.url for entry in self._loader(source).source.files] for source in self._sources]
+            lambda: {
+                source: [entry.url for entry in self._loader(source).source.files] for source in self._sources
+            }
         )
 
     def digests(self) -> Any:
-        """`Digests` of the sources; may read the ends of files."""
-        return answer(lambda: [self._loader(source).digests for source in self._sources])
+        """`Digests` of the sources, by their numbers; may read the ends of files."""
+        return answer(lambda: {source: self._loader(source).digests for source in self._sources})
 
     def read(self, source: int, cursor: Cursor, max_samples: int) -> Any:
         """As `SourceLoader.read`."""
@@ -73,14 +77,17 @@ class LoaderActor:
         """As `SourceLoader.payload`; for `gather`."""
         return self._loader(source).payload(pieces)
 
-    def bundles(self, pieces: np.ndarray, bounds: Sequence[int]) -> Any:
+    @ray.method(concurrency_group="payload")
+    def bundles(self, pieces: np.ndarray, bounds: Sequence[int], done: Sequence[np.ndarray]) -> Any:
         """The payload of pieces of any of the sources, in parts: one `Bundle`, or `Raised`, for each.
 
         Args:
             pieces: ``PIECE[p]``.
             bounds: part i is ``pieces[bounds[i]:bounds[i + 1]]``.
+            done: other pieces, as `release` takes them.
         """
         with self._meter.answering():
+            self.release(done)
             parts = answer(lambda: self._bundles(pieces, bounds))
             if isinstance(parts, Raised):
                 parts = [parts] * (len(bounds) - 1)
@@ -90,22 +97,24 @@ class LoaderActor:
         payload = gather(pieces, self)
         return [Bundle.of(payload.part(begin, end)) for begin, end in itertools.pairwise(bounds)]
 
-    def release(self, pieces: np.ndarray) -> None:
-        """As `SourceLoader.release`, for pieces of any of the sources."""
-        for source in np.unique(pieces["source"]).tolist():
-            if source in self._loaders:
-                self._loaders[source].release(pieces[pieces["source"] == source])
+    def release(self, done: Sequence[np.ndarray]) -> None:
+        """As `SourceLoader.release`, for tables of pieces of any of the sources."""
+        for pieces in done:
+            for source in np.unique(pieces["source"]).tolist():
+                if source in self._loaders:
+                    self._loaders[source].release(pieces[pieces["source"] == source])
 
     def origins(self, source: int, file: int, block: int, rows: np.ndarray) -> Any:
         """As `SourceLoader.origins`."""
         return answer(lambda: self._loader(source).origins(file, block, rows))
 
+    @ray.method(concurrency_group="health")
     def failures(self) -> Any:
         """The rows quarantined last, of all sources."""
         return [failure for loader in list(self._loaders.values()) for failure in list(loader.failures)]
 
     def profile(self, seconds: float) -> Any:
-        """A `SourceProfile` of each source, in order, measured beside what goes on.
+        """A `SourceProfile` of each source, by their numbers, measured beside what goes on.
 
         Args:
             seconds: what each may take, about.
@@ -118,8 +127,9 @@ class LoaderActor:
             finally:
                 loader.close()
 
-        return answer(lambda: [measured(source) for source in self._sources])
+        return answer(lambda: {source: measured(source) for source in self._sources})
 
+    @ray.method(concurrency_group="health")
     def stats(self) -> tuple[ActorStats, tuple[ClientStats, ...]]:
         """How it is, and the ranks that it speaks for: none."""
         held = sum(loader.buffered_bytes for loader in list(self._loaders.values()))
@@ -257,11 +267,13 @@ class RemoteSources:
                 begun[loader.name] = getattr(self._job.find(loader.name), method).remote()
         for loader in readers:
             first = begun.get(loader.name)
-            answers = self._ask(
+            found |= self._ask(
                 loader.sources[0], lambda actor: getattr(actor, method).remote(), loader.name, first
             )
-            found |= zip(loader.sources, answers, strict=True)
-        return [found[source] for source in range(len(found))]
+        for source in range(len(self._job.mixture.names)):
+            if source not in found:  # another one answered, which does not read it
+                found |= self._ask(source, lambda actor: getattr(actor, method).remote())
+        return [found[source] for source in range(len(self._job.mixture.names))]
 
     def _ask(self, source: int, call: Callable[[Any], Any], first: str = "", begun: Any = None) -> Any:
         """Ask whichever of the loaders of a source answers, one after the other.
@@ -336,7 +348,7 @@ def make_loaders(job: Job, layout: Layout, own: str | None = None) -> None:
         resources=reserved.get("resources", {}),
     )
     for loader in missing:
-        ray.remote(LoaderActor).options(
+        ray.remote(concurrency_groups=dict(_GROUPS))(LoaderActor).options(  # type: ignore[call-overload]  # not in its types
             name=loader.name,
             namespace=job.namespace,
             lifetime="detached",

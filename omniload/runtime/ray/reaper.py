@@ -40,6 +40,11 @@ class Reaper:
         self._process.kill()
         self._process.communicate()
 
+    def forget(self) -> None:
+        """In a child that was forked: let the end of its input come with that of the process that runs the cluster."""
+        assert self._process.stdin is not None, "it is a pipe"
+        self._process.stdin.close()
+
 
 def descendants() -> set[str]:
     """The processes that this one started, and those that they started: ``pid:time of start``."""

@@ -18,6 +18,7 @@ from omniload.observing.stats import ActorStats, ClientStats, JobStats, SourceSt
 from omniload.observing.timing import Timing
 from omniload.planner import Plan, StreamState
 from omniload.planner.state import scheduled_weights
+from omniload.runtime.ray.gauges import Gauges
 from omniload.runtime.ray.job import Job
 from omniload.runtime.ray.layout import Layout
 
@@ -39,8 +40,10 @@ class Reporter:
         """What happened."""
         self.latest: JobStats | None = None
         """The numbers published last."""
+        self._gauges = Gauges()
         self._pids: dict[str, int] = {}
         self._restarts: dict[str, int] = {}
+        self._slow: dict[int, int] = {}  # the step of each rank that was waited for long, and is written down
 
     async def report(
         self,
@@ -69,6 +72,8 @@ class Reporter:
             if answer is not None:
                 actors.append(self._counted(answer[0]))
                 clients += answer[1]
+        for client in clients:
+            self._note_slow(client)
         self.latest = JobStats(
             job=self._job.name,
             at=time.time(),
@@ -81,6 +86,7 @@ class Reporter:
             clients=tuple(sorted(clients, key=lambda client: client.rank)),
             object_store_bytes=sum(actor.queue_bytes for actor in actors if actor.role == "constructor"),
         )
+        self._gauges.set(self.latest)
         try:
             job_dir.publish(self.latest)
         except ObservingError as error:
@@ -101,6 +107,12 @@ class Reporter:
         except Exception:  # lost, or busy; it is asked again in a second
             return None
         return actor, clients
+
+    def _note_slow(self, client: ClientStats) -> None:
+        if client.slow_step not in (-1, self._slow.get(client.rank)):
+            self._slow[client.rank] = client.slow_step
+            said = {"rank": client.rank, "step": client.slow_step, "stall_s": client.slow_s}
+            self.events.write(EventKind.STEP_SLOW, **said)
 
     def _counted(self, stats: ActorStats) -> ActorStats:
         """With the number of times that it was started again, which another process of the name tells."""

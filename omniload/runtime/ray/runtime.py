@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from omniload.runtime.ray.constructor import Lanes, Served
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.planner import Unknown
 from omniload.runtime.steps import End, Ready, Step, bytes_of, bytes_of_lane
+from storage.background import BackgroundThread
 
 _LOOK_UP_S = 1.0
 """How often a wait looks whether it is still wanted."""
@@ -90,11 +90,19 @@ class RayRuntime:
         self._fetching = Timing()
         self._last_bytes = 0  # of the lanes of a step
         self._stream: str | None = None
+        self._following = state.step  # the step that is asked for next
+        self._built = state.step  # the step that is ready next
+        self._asking = threading.Lock()
+        # What is asked for: the step, since when, and Ray's reference to it, or what it failed with.
+        self._coming: queue.Queue[tuple[int, float, Any]] = queue.Queue()
         self._moved = threading.Event()
         self._stopping = threading.Event()
         self._ready: queue.Queue[Step | End | BaseException] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, name="omniload-fetch", daemon=True)
+        self._thread = BackgroundThread(self._run, name="omniload-fetch", ask_to_end=self.abandon)
         self._thread.start()
+        # Not the same one: a step is asked for as soon as there is room for it, whatever is waited for just then.
+        self._asker = BackgroundThread(self._ask_on, name="omniload-ask", ask_to_end=self.abandon)
+        self._asker.start()
 
     @property
     def stale_answers(self) -> int:
@@ -150,11 +158,11 @@ class RayRuntime:
         """As `Runtime.stop`."""
         self._stopping.set()
         self._moved.set()
-        self._ready.put(
-            LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")
-        )
-        # What it might still ask for would come after the goodbye.
+        self._ready.put(_closed())
+        self._coming.put((self._asked, 0.0, _closed()))
+        # What they might still ask for would come after the goodbye.
         self._thread.join(_GOODBYE_S)
+        self._asker.join(_GOODBYE_S)
         with suppress(Exception):  # who is not heard is left out after a while
             self._cluster.check()
             constructor = self._job.find(self._job.constructor(self._node))
@@ -170,21 +178,30 @@ class RayRuntime:
         except BaseException as error:
             self._ready.put(error)
 
-    def _fetch_on(self) -> None:
-        fetched: deque[tuple[int, Any]] = deque()
-        asked_s: dict[int, float] = {}
-        following = self._state.step
-        while not self._stopping.is_set():
+    def _ask_on(self) -> None:
+        """Ask for steps, as far ahead as may be, as long as they are fetched."""
+        while not self._stopping.is_set() and self._thread.is_alive():
+            with self._asking:
+                while self._following <= self._asked + self._prefetch and self._has_room():
+                    try:
+                        ref = self._ask_for(self._following)
+                    except BaseException as error:
+                        self._coming.put((self._following, 0.0, error))  # raised in its turn
+                        return
+                    self._coming.put((self._following, time.perf_counter(), ref))
+                    self._following += 1
+            self._moved.wait(_LOOK_UP_S)
             self._moved.clear()
-            while following <= self._asked + self._prefetch and self._has_room(len(fetched)):
-                asked_s[following] = time.perf_counter()
-                fetched.append((following, self._ask_for(following)))
-                following += 1
-            if not fetched:
-                self._moved.wait(0.5)
+
+    def _fetch_on(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                step, asked_s, ref = self._coming.get(timeout=_LOOK_UP_S)
+            except queue.Empty:
                 continue
-            step, ref = fetched.popleft()
-            received = self._receive(step, ref, fetched)
+            if isinstance(ref, BaseException):
+                raise ref
+            received = self._receive(step, ref)
             if received is None:
                 return
             if isinstance(received, End):
@@ -192,7 +209,7 @@ class RayRuntime:
                 return
             planned, payload = received
             lanes = self._build.build(planned.plan, self._lanes, payload)
-            self._fetching.record(time.perf_counter() - asked_s.pop(step))
+            self._fetching.record(time.perf_counter() - asked_s)
             self._last_bytes = sum(map(bytes_of_lane, lanes))
             if self._chaos:
                 self._chaos.delay()
@@ -206,12 +223,15 @@ class RayRuntime:
                     after=planned.after,
                     lanes=lanes,
                     quarantined=planned.quarantined,
+                    decided=planned.decided,
                 )
             )
+            self._built = step + 1
+            self._moved.set()
 
-    def _has_room(self, num_asked: int) -> bool:
-        """Whether another step may be asked for, with so many on their way; a step at least is."""
-        held = self.ready()
+    def _has_room(self) -> bool:
+        """Whether another step may be asked for; one at least is."""
+        held, num_asked = self.ready(), self._following - self._built
         if not num_asked and not held.steps:
             return True
         num_bytes = held.num_bytes + (num_asked + 1) * self._last_bytes
@@ -227,9 +247,7 @@ class RayRuntime:
         except LoaderLost:
             return None
 
-    def _receive(
-        self, step: int, ref: Any, fetched: deque[tuple[int, Any]]
-    ) -> tuple[Planned, Payload] | End | None:
+    def _receive(self, step: int, ref: Any) -> tuple[Planned, Payload] | End | None:
         """Wait for a step, asking again where an actor was lost; None if the runtime was stopped."""
         retries, patience_s = Retries(self._timeout_s), self._job.slow_s
         while True:
@@ -262,10 +280,14 @@ class RayRuntime:
                 if self._stopping.wait(pause_s):
                     return None
                 self._make()
-            ref = self._ask_for(step, lost)
-            if not lost:  # those asked for after it went the same way
-                for i, (later, _) in enumerate(fetched):
-                    fetched[i] = (later, self._ask_for(later))
+            with self._asking:
+                ref = self._ask_for(step, lost)
+                if not lost:  # those asked for after it went the same way
+                    for _ in range(self._coming.qsize()):
+                        later, at_s, other = self._coming.get_nowait()
+                        if not isinstance(other, BaseException):
+                            other = self._ask_for(later)
+                        self._coming.put((later, at_s, other))
 
     def _planned(self, served: Served) -> Planned:
         if isinstance(served.planned, Planned):
@@ -336,3 +358,7 @@ class RayRuntime:
                 "the stream",
                 self._make,
             )
+
+
+def _closed() -> LoaderStopped:
+    return LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")

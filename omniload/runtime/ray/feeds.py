@@ -1,0 +1,87 @@
+"""Metadata of all sources for one stream, from the actors that read them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from omniload.errors import LoaderStopped
+from omniload.pieces import Cursor, SampleChunk
+from omniload.planner.reader import is_unreachable
+from omniload.runtime.feed import SourceFeed
+from omniload.runtime.ray.fleet import Fleet
+from omniload.runtime.ray.job import Job
+from omniload.runtime.ray.layout import Layout
+from omniload.runtime.ray.loaders import remote_loaders
+
+READERS = 16
+"""Reads that wait for loaders at once."""
+
+
+class Feeds:
+    """Metadata of all sources, from the actors that read them.
+
+    Args:
+        job: the job.
+        fleet: those actors; hears what befalls them.
+    """
+
+    def __init__(self, job: Job, fleet: Fleet) -> None:
+        self._names, self._fleet, layout = job.mixture.names, fleet, fleet.layout
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="omniload-read")
+        chaos = job.settings.chaos
+        self._feeds = [
+            SourceFeed(
+                name,
+                job.mixture.sources[name],
+                remote_loaders(job, layout, source),
+                self._pool,
+                timeout_s=job.settings.timeout_s,
+                num_standbys=len(layout.shadows(source)),
+                observer=fleet,
+                chaos=chaos.source(name) if chaos else None,
+            )
+            for source, name in enumerate(job.mixture.names)
+        ]
+        self.stopped = False
+
+    @property
+    def stale_answers(self) -> int:
+        """Answers refused because their lease had moved."""
+        return sum(feed.stale_answers for feed in self._feeds)
+
+    @property
+    def waited_s(self) -> list[float]:
+        """How long planning waited for each source."""
+        return [feed.waited_s for feed in self._feeds]
+
+    def read(self, source: int, cursor: Cursor) -> SampleChunk:
+        """Metadata for the planner."""
+        if self.stopped:
+            raise LoaderStopped("the loader is closed")
+        try:
+            return self._feeds[source].read(cursor)
+        except Exception as error:
+            if is_unreachable(error):
+                self._fleet.source_lost(self._names[source], error)
+            raise
+
+    def holders(self, pieces: np.ndarray) -> np.ndarray:
+        """``uint8[n]``: which of the loaders of its source has each of ``PIECE[n]`` at hand."""
+        found = np.zeros(len(pieces), np.uint8)
+        for source, feed in enumerate(self._feeds):
+            if feed.is_shared:
+                here = np.flatnonzero(pieces["source"] == source)
+                found[here] = feed.holders(pieces[here])
+        return found
+
+    def share(self, job: Job, layout: Layout) -> None:
+        """Read from other actors from now on."""
+        for source, feed in enumerate(self._feeds):
+            feed.share(remote_loaders(job, layout, source), len(layout.shadows(source)))
+
+    def stop(self) -> None:
+        """Begin no further reads."""
+        self.stopped = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
