@@ -1,5 +1,8 @@
-"""A server that tests of sources share."""
+"""What tests share: a server for those of sources, a cluster for those of loaders."""
 
+from __future__ import annotations
+
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +15,32 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One real S3 server for the whole run."""
     with s3_server(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One node of a Ray cluster, in which this process is; its address."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNILOAD_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=200 << 20,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+
+
+@pytest.fixture(params=["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def execution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the roles of loaders run that do not say it themselves; a test of this fixture runs once for each."""
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+    monkeypatch.setenv("OMNILOAD_EXECUTION", request.param)
+    return str(request.param)

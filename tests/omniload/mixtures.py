@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+
+on_both_runtimes = pytest.mark.usefixtures("execution")
+"""A test that runs once with the roles in threads of its process, and once with them as actors."""
 
 SEQ_LEN = 64
 LANES = 12

@@ -20,6 +20,7 @@ from omniload.samples.messages import read_messages, read_tools
 from omniload.samples.sample import BadSample, Text
 from tests.omniload.chats import PLAIN, TOOLS, WITH_TOOLS, merging
 from tests.omniload.loading import byte_tokenizer, decode, loader_of, pieces
+from tests.omniload.mixtures import on_both_runtimes
 from tests.omniload.templates import KINDS, template
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -202,6 +203,7 @@ def test_a_source_may_have_a_template_of_its_own(tmp_path: Path) -> None:
     assert prints[0] != prints[1]
 
 
+@on_both_runtimes
 def test_a_state_belongs_to_a_template_and_not_to_its_place(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
     merging("bytes").save(str(tmp_path / "tokenizer.json"))

@@ -30,7 +30,7 @@ from omniload.errors import (
 from omniload.quarantine import Quarantine
 from omniload.sources.listing import Listing
 from omniload.sources.protocol import FileEntry
-from tests.omniload.mixtures import token_rows, write_parquet
+from tests.omniload.mixtures import on_both_runtimes, token_rows, write_parquet
 from tests.omniload.quarantining import failure
 from tests.omniload.test_laws import assert_same_lane
 from tests.omniload.token_files import put_mds, put_megatron
@@ -95,6 +95,7 @@ def after_the_gate(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+@on_both_runtimes
 def test_a_state_taken_in_another_thread_is_one_of_those_between_lanes(tmp_path: Path) -> None:
     """The thread that takes it stops at every line for the loop to go on, as far as that is let."""
     with DataLoader(mixture(tmp_path, steps=60)) as loader:
@@ -297,6 +298,7 @@ def test_files_with_other_columns_are_not_shuffled_together(tmp_path: Path) -> N
         DataLoader(of_path(tmp_path, shuffle="global"))
 
 
+@on_both_runtimes
 def test_a_sample_that_is_too_long_is_named_by_its_own_file_in_a_global_shuffle(tmp_path: Path) -> None:
     store = storage.Store(tmp_path)
     put_megatron(store, "a", [[1]] * 20)
@@ -354,6 +356,7 @@ def scalar(row: dict[str, Any]) -> dict[str, Any]:
     return row if row["input_ids"][0] > 3 else {"input_ids": np.array(row["input_ids"][0])}
 
 
+@on_both_runtimes
 def test_a_transform_that_gives_a_number_for_tokens_gives_a_bad_row(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(f'{{"input_ids": [{i}, 1, 2]}}\n' for i in range(1, 9)))
     made = of_path(tmp_path, shuffle="none")

@@ -18,6 +18,7 @@ from omniload.errors import MixtureError, SourceError, StateError
 from omniload.mixture import SourceSpec
 from omniload.sources import BadRow, open_source
 from omniload.sources.torch_dataset import BLOCK_ROWS, DatasetSource
+from tests.omniload.mixtures import on_both_runtimes
 
 ROWS = 700
 
@@ -164,8 +165,9 @@ def test_every_sample_comes_once_an_epoch_and_as_it_is(shuffle: str) -> None:
     assert len(seen) > ROWS - 60, "all but what does not fill a step"
 
 
+@on_both_runtimes
 def test_a_run_resumes_on_other_ranks() -> None:
-    expected = lanes_of(mixture_of())
+    expected = lanes_of(mixture_of(), execution="inline")
     with DataLoader(mixture_of()) as loader:
         steps = loader.steps()
         for _ in range(15):

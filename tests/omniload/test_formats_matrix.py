@@ -12,6 +12,7 @@ import pytest
 import storage
 from omniload import DataLoader
 from tests.omniload import test_sources_conformance as conformance
+from tests.omniload.mixtures import on_both_runtimes
 from tests.omniload.test_sources_conformance import SourceConformance
 from tests.storage.seaweed import S3Server
 
@@ -109,3 +110,21 @@ def test_ids_are_the_same_fresh_resumed_and_on_three_ranks(
             for step, lanes in enumerate(loader.steps()):
                 shared[step] += ids_of(loader, lanes)
     assert [sorted(step, key=lambda one: one[:2]) for step in shared] == fresh[cut:]
+
+
+@on_both_runtimes
+def test_a_mixture_of_all_formats_is_the_same_wherever_it_is_read(tmp_path: Path) -> None:
+    mixture = mixture_of("Parquet", (str(tmp_path / "Parquet"), {}))
+    mixture["sources"] = {
+        name: mixture_of(name, (str(tmp_path / name), {}))["sources"]["s"] | {"on_exhausted": "repeat"}
+        for name in FORMATS
+    }
+    runs = []
+    for keys in ({"execution": "inline"}, {}):
+        with DataLoader(mixture, steps=12, **keys) as loader:
+            lanes = list(loader)
+            runs.append(
+                (ids_of(loader, lanes), [lane["input_ids"].tolist() for lane in lanes], loader.ledger())
+            )
+    assert runs[1] == runs[0]
+    assert all(account.rows for account in runs[0][2].sources.values()), "a format was not read"

@@ -30,6 +30,7 @@ from omniload.samples.sample import BadSample
 from omniload.samples.transforms import Transform
 from tests.omniload.images import picture
 from tests.omniload.loading import byte_tokenizer, decode, loader_of
+from tests.omniload.mixtures import on_both_runtimes
 
 SMALL = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 12}
 PAD = "<|image_pad|>"
@@ -326,6 +327,7 @@ def byte_tokenizer_file(path: Path) -> None:
     made.save(str(path))
 
 
+@on_both_runtimes
 def test_every_lane_carries_the_images_of_its_placeholders_in_order(tmp_path: Path) -> None:
     mixture = vision_mixture(tmp_path)
     with DataLoader(mixture) as loader:
@@ -352,6 +354,7 @@ def test_every_lane_carries_the_images_of_its_placeholders_in_order(tmp_path: Pa
     assert seen > 20
 
 
+@on_both_runtimes
 def test_images_do_not_depend_on_timing_buffers_and_loaders(tmp_path: Path) -> None:
     mixture = vision_mixture(tmp_path)
     quiet = list(DataLoader(mixture))

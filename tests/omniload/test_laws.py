@@ -13,7 +13,7 @@ from omniload import Chaos, DataLoader, Mixture
 from omniload.loader import open_loader
 from omniload.planner import Plan, StreamState
 from omniload.runtime.inline import InlineRuntime, Step
-from tests.omniload.mixtures import LANES, SEQ_LEN, hard_mixture, token_rows, write_parquet
+from tests.omniload.mixtures import LANES, SEQ_LEN, hard_mixture, on_both_runtimes, token_rows, write_parquet
 
 STEPS = 300
 WAYS: dict[str, dict[str, Any]] = {
@@ -33,6 +33,15 @@ WAYS: dict[str, dict[str, Any]] = {
     },
 }
 any_way = pytest.mark.parametrize("way", WAYS)
+WAYS_ON_RAY = ("as by default", "uneven lanes, delayed")
+any_way_on_both_runtimes = pytest.mark.parametrize(
+    ("execution", "way"),
+    [
+        *(("inline", way) for way in WAYS),
+        *(pytest.param("ray", way, marks=pytest.mark.slow) for way in WAYS_ON_RAY),
+    ],
+    indirect=["execution"],
+)
 
 
 def plans_of(mixture: Mixture, chaos: Chaos | None, steps: int = STEPS) -> tuple[list[Plan], int]:
@@ -95,10 +104,10 @@ def test_plans_do_not_depend_on_timing_buffers_evictions_or_loaders(tmp_path: Pa
     assert len(carried) > STEPS / 2, "hardly a step had carried pieces"
 
 
-@any_way
-def test_payload_survives_evictions_byte_for_byte(tmp_path: Path, way: str) -> None:
+@any_way_on_both_runtimes
+def test_payload_survives_evictions_byte_for_byte(execution: str, tmp_path: Path, way: str) -> None:
     mixture = hard_mixture(tmp_path, steps=25, **WAYS[way])
-    quiet = lanes_of(DataLoader(mixture))
+    quiet = lanes_of(DataLoader(mixture, execution="inline"))
     chaos = Chaos(seed=5, evict_probability=0.5, max_delay_s=0.0005)
     chaotic = lanes_of(DataLoader(mixture, chaos=chaos, buffer_bytes=2**13))
     assert quiet.keys() == chaotic.keys()
@@ -106,11 +115,19 @@ def test_payload_survives_evictions_byte_for_byte(tmp_path: Path, way: str) -> N
         assert_same_lane(lane, chaotic[key])
 
 
-@any_way
-@pytest.mark.parametrize("dp_size", [2, 3, 4, 6, 12])
-def test_any_number_of_ranks_share_the_same_global_steps(tmp_path: Path, dp_size: int, way: str) -> None:
+@pytest.mark.parametrize(
+    ("execution", "way", "dp_size"),
+    [
+        *(("inline", way, dp_size) for way in WAYS for dp_size in (2, 3, 4, 6, 12)),
+        *(pytest.param("ray", way, 3, marks=pytest.mark.slow) for way in WAYS_ON_RAY),
+    ],
+    indirect=["execution"],
+)
+def test_any_number_of_ranks_share_the_same_global_steps(
+    execution: str, tmp_path: Path, dp_size: int, way: str
+) -> None:
     mixture = hard_mixture(tmp_path, steps=6, **WAYS[way])
-    whole = lanes_of(DataLoader(mixture))
+    whole = lanes_of(DataLoader(mixture, execution="inline"))
     assert len(whole) == 6 * LANES
     shared: dict[tuple[int, int], dict[str, Any]] = {}
     for rank in range(dp_size):
@@ -123,8 +140,10 @@ def test_any_number_of_ranks_share_the_same_global_steps(tmp_path: Path, dp_size
         assert_same_lane(lane, shared[key])
 
 
-@any_way
-def test_resume_at_every_step_on_any_number_of_ranks_is_exact(tmp_path: Path, way: str) -> None:
+@any_way_on_both_runtimes
+def test_resume_at_every_step_on_any_number_of_ranks_is_exact(
+    execution: str, tmp_path: Path, way: str
+) -> None:
     steps = 24
     mixture = hard_mixture(tmp_path, steps=steps, **WAYS[way])
     names = Mixture.load(mixture).names
@@ -150,7 +169,9 @@ def test_resume_at_every_step_on_any_number_of_ranks_is_exact(tmp_path: Path, wa
     kept = sum(len({p.tobytes() for p in plan if p["source"] == at["filtered"]}) for plan in plans)
     assert kept < streams[-1].sources[at["filtered"]].rows, "the filter dropped no row"
 
-    for step, state in enumerate(states):
+    # To make actors takes long, so those begin anew at fewer steps, with any number of ranks still.
+    for step in range(0, steps + 1, 1 if execution == "inline" else 11):
+        state = states[step]
         text = json.dumps(state)
         dp_size = [1, 2, 3, 4, 6, 12][step % 6]
         rank = step % dp_size
@@ -166,6 +187,7 @@ def test_resume_at_every_step_on_any_number_of_ranks_is_exact(tmp_path: Path, wa
             assert resumed.state_dict() == states[-1]
 
 
+@on_both_runtimes
 def test_resume_inside_a_step_is_exact_on_the_same_ranks_and_refused_on_others(tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, steps=3)
     whole = lanes_of(DataLoader(mixture, dp_rank=1, dp_size=3))
@@ -195,6 +217,7 @@ def test_resume_inside_a_step_is_exact_on_the_same_ranks_and_refused_on_others(t
         loader.load_state_dict(state)
 
 
+@on_both_runtimes
 def test_the_held_out_rows_and_the_training_rows_are_disjoint_and_complete(tmp_path: Path) -> None:
     mixture = hard_mixture(tmp_path, held_out=0.3)
     mixture["sources"] = {"filtered": {"path": str(tmp_path / "filtered/*.parquet"), "weight": 1}}
@@ -211,6 +234,7 @@ def test_the_held_out_rows_and_the_training_rows_are_disjoint_and_complete(tmp_p
     assert 0.15 * total < len(seen["held_out"]) < 0.45 * total
 
 
+@on_both_runtimes
 def test_every_token_of_a_lane_is_the_token_its_provenance_names(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -232,6 +256,7 @@ def test_every_token_of_a_lane_is_the_token_its_provenance_names(tmp_path: Path)
                 assert row["end"] - row["start"] <= SEQ_LEN
 
 
+@on_both_runtimes
 def test_every_token_but_the_first_of_each_document_is_a_target_once(tmp_path: Path) -> None:
     write_parquet(tmp_path / "data.parquet", token_rows(0, 50, 150))
     mixture = {

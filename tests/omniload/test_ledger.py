@@ -19,7 +19,7 @@ from omniload.loader import open_loader
 from omniload.mixture import Mixture
 from omniload.pieces import Cursor, SampleChunk
 from omniload.planner import Planner, StreamState
-from tests.omniload.mixtures import hard_mixture, write_parquet
+from tests.omniload.mixtures import hard_mixture, on_both_runtimes, write_parquet
 
 SEQ_LEN = 16
 
@@ -128,6 +128,7 @@ def _holds_against_the_data(source: tuple[list[int | None], str, int, str], acco
     assert account.emitted_samples == repeat * (len(good) - (len(long) if overflow == "drop" else 0))
 
 
+@on_both_runtimes
 def test_the_loader_reports_what_it_served(tmp_path: Path) -> None:
     """Against the tokens in the lanes themselves, over a resume, with what is left at the end named so."""
     mixture = hard_mixture(tmp_path, steps=20)

@@ -10,7 +10,7 @@ import pytest
 
 from omniload import Chaos, DataLoader
 from omniload.planner import StreamState
-from tests.omniload.mixtures import LANES, SEQ_LEN, hard_mixture
+from tests.omniload.mixtures import LANES, SEQ_LEN, hard_mixture, on_both_runtimes
 from tests.omniload.test_laws import assert_same_lane, lanes_of
 
 BUDGET = 3 * SEQ_LEN
@@ -25,6 +25,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return WAYS[request.param]
 
 
+@on_both_runtimes
 def test_a_row_is_one_sample_padded_to_the_longest_of_its_lane(tmp_path: Path, way: dict[str, Any]) -> None:
     shapes = set()
     with DataLoader(hard_mixture(tmp_path, steps=8, **way)) as loader:
@@ -42,10 +43,16 @@ def test_a_row_is_one_sample_padded_to_the_longest_of_its_lane(tmp_path: Path, w
     assert len(shapes) > 5, "all lanes were alike: nothing was padded"
 
 
-@pytest.mark.parametrize("dp_size", [3, 4])
-def test_any_number_of_ranks_share_the_batches(tmp_path: Path, way: dict[str, Any], dp_size: int) -> None:
+@pytest.mark.parametrize(
+    ("execution", "dp_size"),
+    [("inline", 3), ("inline", 4), pytest.param("ray", 2, marks=pytest.mark.slow)],
+    indirect=["execution"],
+)
+def test_any_number_of_ranks_share_the_batches(
+    execution: str, tmp_path: Path, way: dict[str, Any], dp_size: int
+) -> None:
     mixture = hard_mixture(tmp_path, steps=6, **way)
-    whole = lanes_of(DataLoader(mixture))
+    whole = lanes_of(DataLoader(mixture, execution="inline"))
     shared: dict[tuple[int, int], dict[str, Any]] = {}
     for rank in range(dp_size):
         shared |= lanes_of(DataLoader(mixture, dp_rank=rank, dp_size=dp_size))
@@ -55,14 +62,16 @@ def test_any_number_of_ranks_share_the_batches(tmp_path: Path, way: dict[str, An
         assert_same_lane(lane, shared[key])
 
 
-def test_resume_at_every_step_is_exact(tmp_path: Path, way: dict[str, Any]) -> None:
+@on_both_runtimes
+def test_resume_at_every_step_is_exact(execution: str, tmp_path: Path, way: dict[str, Any]) -> None:
     mixture = hard_mixture(tmp_path, steps=12, **way)
     states, hashes = [], []
     with DataLoader(mixture, chaos=Chaos(seed=3, max_delay_s=0.0005, evict_probability=0.3)) as loader:
         for group in loader.steps():
             hashes.append(loader.plan(group[0]["step"]).hash)
             states.append(json.dumps(loader.state_dict()))
-    for step, state in enumerate(states):
+    for step in range(0, len(states), 1 if execution == "inline" else 7):
+        state = states[step]
         with DataLoader(mixture) as resumed:
             resumed.load_state_dict(json.loads(state))
             for group in resumed.steps():
@@ -71,6 +80,7 @@ def test_resume_at_every_step_is_exact(tmp_path: Path, way: dict[str, Any]) -> N
         assert group[0]["step"] == len(hashes) - 1 or step == len(states) - 1
 
 
+@on_both_runtimes
 def test_every_sample_is_served_once_in_an_epoch(tmp_path: Path, way: dict[str, Any]) -> None:
     mixture = hard_mixture(tmp_path, **way)
     mixture["sources"] = {"filtered": {"path": str(tmp_path / "filtered/*.parquet"), "weight": 1}}

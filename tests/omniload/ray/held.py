@@ -21,3 +21,17 @@ def hold(row: dict[str, Any], folder: str) -> dict[str, Any]:
     while not (here / "freed").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return row
+
+
+def wait(row: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The row, once there is the file ``freed`` in the folder."""
+    deadline = time.monotonic() + _AT_MOST_S
+    while not (Path(folder) / "freed").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return row
+
+
+def slow(row: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The row, after a while."""
+    time.sleep(seconds)
+    return row

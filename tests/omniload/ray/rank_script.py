@@ -58,9 +58,23 @@ def main(orders: dict[str, Any]) -> None:
     """Take the steps of a loader, slowly."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if rank == 0 and orders.get("starts_ray"):
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=200 << 20,
+            log_to_driver=False,
+        )
     try:
         loader = DataLoader(orders["mixture"], execution="ray", dp_rank=rank, dp_size=size, **orders["keys"])
         say(session=ray._private.worker._global_node.get_session_dir_path())
+        if rank == 0 and orders.get("forks"):
+            child = os.fork()
+            if child == 0:
+                time.sleep(300)
+                os._exit(0)
+            say(child=child)
         checkpoints = Checkpoints(orders, loader)
         for group in loader.steps():
             say(step=group[0]["step"])

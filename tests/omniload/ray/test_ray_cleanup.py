@@ -30,10 +30,18 @@ class Rank:
     """A process of a job, and what it says."""
 
     def __init__(
-        self, folder: Path, steps: int, rank: int = 0, size: int = 1, port: int = 0, **keys: Any
+        self,
+        folder: Path,
+        steps: int,
+        rank: int = 0,
+        size: int = 1,
+        port: int = 0,
+        does: tuple[str, ...] = (),
+        **keys: Any,
     ) -> None:
         mixture = hard_mixture(folder / "data", steps=steps)
         orders = {
+            **dict.fromkeys(does, True),
             "mixture": mixture,
             "step_s": 0.1,
             "keys": {"timeout_s": 60.0, "ray": {"loaders": 1}, **keys},
@@ -134,6 +142,9 @@ def test_a_job_of_one_process_leaves_nothing(started: list[Rank], tmp_path: Path
     session = rank.says("session")
     rank.says("step")
     assert left_of(session, shared), "a session that runs is seen"
+    services = [" ".join(one.cmdline()) for one in psutil.Process(rank.process.pid).children(recursive=True)]
+    assert any("gcs_server" in one for one in services)
+    assert not [one for one in services if "monitor.py" in one or "dashboard.py" in one]
     if way != "end":
         rank.process.send_signal(getattr(signal, way))
     status = rank.ends(WAIT_S if way == "end" else ENDS_S)
@@ -148,9 +159,10 @@ def test_when_rank_0_is_killed_the_others_end_with_one_clear_error_and_nothing_i
     started: list[Rank], tmp_path: Path, port: int
 ) -> None:
     shared = _segments()
-    ranks = [Rank(tmp_path, 10_000, rank, 2, port) for rank in range(2)]
+    ranks = [Rank(tmp_path, 10_000, rank, 2, port, does=("forks",)) for rank in range(2)]
     started.extend(ranks)
     session = ranks[0].says("session")
+    child = psutil.Process(ranks[0].says("child"))  # which lives on, and has all that rank 0 had open
     assert ranks[1].says("session") == session
     for rank in ranks:
         rank.says("step")
@@ -161,13 +173,24 @@ def test_when_rank_0_is_killed_the_others_end_with_one_clear_error_and_nothing_i
     assert "\n" not in message
     assert ranks[1].ends() == 3
     assert time.monotonic() - began < 2 * ENDS_S
+    of_child = f"process {child.pid} "
+    until(
+        lambda: all(one.startswith(of_child) for one in left_of(session, shared)),
+        "only the child is left",
+        ENDS_S,
+    )
+    assert child.is_running()
+    child.kill()
     until(lambda: not left_of(session, shared), f"nothing is left of {session}", ENDS_S)
 
 
 @pytest.mark.slow
-def test_both_ranks_end_and_nothing_is_left(started: list[Rank], tmp_path: Path, port: int) -> None:
+@pytest.mark.parametrize("does", [(), ("starts_ray",)], ids=["by default", "rank 0 had started Ray itself"])
+def test_both_ranks_end_and_nothing_is_left(
+    started: list[Rank], tmp_path: Path, port: int, does: tuple[str, ...]
+) -> None:
     shared = _segments()
-    ranks = [Rank(tmp_path, 6, rank, 2, port) for rank in range(2)]
+    ranks = [Rank(tmp_path, 6, rank, 2, port, does=does) for rank in range(2)]
     started.extend(ranks)
     session = ranks[0].says("session")
     assert [rank.ends(WAIT_S) for rank in ranks] == [0, 0], (

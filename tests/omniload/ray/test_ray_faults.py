@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from omniload import DataLoader, MixtureLoader
 from omniload.errors import SourceNotFound
 from omniload.observing.events import Event, EventKind, read_events
 from omniload.observing.job_dir import events_path, job_dir
+from omniload.pieces import Cursor
+from omniload.planner.decisions import DropSource, to_json
+from omniload.runtime.ray.loaders import THREADS
 from tests.omniload.mixtures import LANES, hard_mixture
 from tests.omniload.ray.jobs import Jobs, digest, lanes_of, until
 
@@ -120,15 +124,20 @@ def test_a_loader_that_hangs_is_passed_over(jobs: Jobs, tmp_path: Path) -> None:
         held = {"call": "tests.omniload.ray.held:hold", "args": {"folder": str(tmp_path)}}
         spec["transforms"] = [*spec.get("transforms", ()), held]
     expected = inline(mixture)
-    loader = jobs.loader(mixture, ray={"shadows": 1, "slow_s": 1.0}, timeout_s=WAIT_S)
+    loader = jobs.loader(mixture, ray={"shadows": 1, "slow_s": 2.0}, timeout_s=WAIT_S)
     found = take([loader], {KILLED_AT: (tmp_path / "armed").touch})
     assert (tmp_path / "held").exists()
     assert not (tmp_path / "freed").exists(), "it hangs to this moment"
+    until(lambda: events(jobs.name, EventKind.STEP_SLOW), "the step that was waited for is written down")
     loader.close()
     (tmp_path / "freed").touch()
     assert found == expected
     lost = events(jobs.name, EventKind.ACTOR_LOST)
     assert any("did not answer in time" in one.fields["reason"] for one in lost)
+    moved = events(jobs.name, EventKind.LEASE_MOVED)
+    assert any("did not answer in time" in one.fields["reason"] for one in moved)
+    assert all(one.fields["generation"] > 0 for one in moved)
+    assert all(one.fields["stall_s"] > 1 for one in events(jobs.name, EventKind.STEP_SLOW))
 
 
 @pytest.mark.slow
@@ -154,6 +163,55 @@ def test_a_source_that_is_gone_ends_every_rank_with_the_same_error(
     assert "\n" not in said[0]
     for rank in ranks:
         rank.close()
+
+
+@pytest.mark.slow
+def test_a_source_that_may_leave_does_so_on_every_rank_at_one_step_and_for_good(jobs: Jobs) -> None:
+    mixture = hard_mixture(jobs.folder, steps=40)
+    mixture["sources"]["long"]["on_unreachable"] = "drop_source"
+    ranks = [jobs.loader(mixture, dp_rank=rank, dp_size=2, timeout_s=WAIT_S) for rank in range(2)]
+
+    def lose() -> None:
+        (jobs.folder / "long").rename(jobs.folder / "gone")
+
+    found = take(ranks, {KILLED_AT: lose, 30: lambda: jobs.kill("planner")})
+    [decision] = ranks[0].control.log
+    assert ranks[1].control.log == ranks[0].control.log
+    assert isinstance(decision, DropSource)
+    assert KILLED_AT < decision.step < 30
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+    assert [one.fields["source"] for one in events(jobs.name, EventKind.SOURCE_LOST)][:1] == ["long"]
+    written = [one.fields["decision"] for one in events(jobs.name, EventKind.DECISION)]
+    assert written == [to_json(decision)]
+    for rank in ranks:
+        rank.close()
+    (jobs.folder / "gone").rename(jobs.folder / "long")
+    replay = DataLoader(mixture, execution="inline")
+    assert isinstance(replay, MixtureLoader)
+    replay.control.replay([decision])
+    assert lanes_of(replay) == found
+
+
+@pytest.mark.slow
+def test_slow_storage_keeps_no_loader_from_saying_how_it_is(jobs: Jobs, tmp_path: Path) -> None:
+    mixture = hard_mixture(jobs.folder, steps=3)
+    spec = mixture["sources"]["filtered"]
+    spec["transforms"] = [{"call": "tests.omniload.ray.held:wait", "args": {"folder": str(tmp_path)}}]
+    mixture["sources"] = {f"s{i}": spec for i in range(THREADS + 2)}
+    loader = jobs.loader(mixture, timeout_s=WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            taken = pool.submit(list, loader.steps())
+            actor = ray.get_actor("loader-0", namespace=f"omniload-{jobs.name}")
+            reads = [actor.read.remote(source, Cursor(), 1) for source in range(THREADS + 2)]
+            assert not ray.wait(reads, timeout=3)[0], "all that it can read at once is waited for"
+            assert ray.get(actor.stats.remote(), timeout=WAIT_S / 2)[0].name == "loader-0"
+            assert ray.get(actor.failures.remote(), timeout=WAIT_S / 2) == []
+            assert not taken.done()
+        finally:
+            (tmp_path / "freed").touch()
+        assert len(taken.result(WAIT_S)) == 3
+    loader.close()
 
 
 @pytest.mark.slow

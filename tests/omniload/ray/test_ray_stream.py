@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omniload import DataLoader
-from omniload.errors import DecisionError, SampleError, SourceNotFound, StateError, TooManyFailures
+from omniload import Chaos, DataLoader
+from omniload.errors import (
+    DecisionError,
+    JobNotFound,
+    SampleError,
+    SourceNotFound,
+    StateError,
+    TooManyFailures,
+)
+from omniload.observing import job_dir
+from omniload.observing.events import EventKind, read_events
 from tests.omniload.mixtures import LANES, hard_mixture, write_parquet
 from tests.omniload.ray.jobs import Jobs, digest, lanes_of, until
 from tests.omniload.test_laws import WAYS
@@ -178,3 +188,56 @@ def test_errors_arrive_as_they_are_and_the_loader_can_be_used_afterwards(
                 assert str(found.value) == str(expected.value)
             with pytest.raises(StateError):
                 loader.load_state_dict({"version": 0})
+
+
+@pytest.mark.slow
+def test_an_answer_that_comes_after_its_lease_has_moved_is_refused_and_written_down(jobs: Jobs) -> None:
+    mixture = hard_mixture(jobs.folder, steps=STEPS)
+    disturbed = jobs.loader(mixture, chaos=Chaos(seed=5, max_delay_s=0.001, revoke_probability=0.5))
+    assert lanes_of(disturbed) == lanes_of(inline(mixture))
+    refused, moved = (
+        [one.fields for one in read_events(job_dir.events_path(jobs.name)) if one.event == kind]
+        for kind in (EventKind.STALE_ANSWER_REFUSED, EventKind.LEASE_MOVED)
+    )
+    assert refused, "no lease moved while a loader was reading: the disturbance was too weak"
+    assert {one["actor"] for one in refused} == {"loader-0"}
+    windows = {(one["source"], one["epoch"], one["window"], one["generation"]) for one in moved}
+    for one in refused:
+        assert (one["source"], one["epoch"], one["window"], one["generation"] + 1) in windows
+
+
+@pytest.mark.slow
+def test_a_plan_log_is_there_as_long_as_its_stream_is_taken(jobs: Jobs, tmp_path: Path) -> None:
+    mixture = hard_mixture(jobs.folder, steps=100)
+    folder = tmp_path / "logs" / jobs.name
+    left = folder / "7-0badcafe" / "left by a planner that is gone"
+    left.parent.mkdir(parents=True)
+    left.touch()
+
+    def logs() -> set[str]:
+        return {path.name for path in folder.iterdir()} - {left.parent.name}
+
+    with jobs.loader(mixture, ray={"log": str(tmp_path / "logs")}) as loader:
+        start = loader.state_dict()
+        next(loader.steps())
+        first = logs()
+        assert len(first) == 1
+        loader.load_state_dict(start)
+        next(loader.steps())
+        until(lambda: len(logs()) == 1 and logs() != first, "the log of the stream that was left is removed")
+    until(lambda: not jobs.actors(), "the job ends")
+    assert not any(path.is_file() for path in folder.rglob("*"))
+
+
+@pytest.mark.slow
+def test_what_lies_ready_in_shared_memory_is_among_the_numbers_of_a_job(jobs: Jobs) -> None:
+    with jobs.loader(hard_mixture(jobs.folder, steps=10_000)) as loader:
+        next(loader.steps())
+
+        def held() -> int:
+            with suppress(JobNotFound):
+                return job_dir.read(jobs.name).stats.object_store_bytes
+            return 0
+
+        until(lambda: held() > 0, "the numbers say what is held")
+        assert held() < 1 << 20, "three steps of 12 packs of 64 tokens, and their plans"
