@@ -65,7 +65,7 @@ def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
         name = stack.enter_context(
             tempfile.TemporaryDirectory(dir=settings.directory, prefix="checkpoint_slowdown-")
         )
-        num_bytes, width = settings.sized(2**28, 2**24), settings.sized(1024, 128)
+        num_bytes, width = settings.sized(2**27, 2**24), settings.sized(1024, 128)
         pool = stack.enter_context(RankPool(2, TrainingRank, num_bytes, width))
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         stack.callback(dist.destroy_process_group)
@@ -94,7 +94,7 @@ def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
                 training=one,
                 path=Path(name) / "save",
                 num_bytes=state.num_bytes,
-                alone_s=settings.sized(1000, 100) / 1000,
+                alone_s=settings.sized(500, 100) / 1000,
                 values={},
             )
             where = _IN_RANKS if isinstance(one, Ranks) else ""

@@ -9,12 +9,16 @@ from benchmarks import peers
 from benchmarks.definition import Benchmark
 
 NAMES = (
-    "checkpoint_async",
+    "checkpoint_async_ddp",
+    "checkpoint_async_fsdp",
     "checkpoint_codec",
     "checkpoint_flat",
-    "checkpoint_fsdp",
     "checkpoint_load",
+    "checkpoint_load_ddp",
+    "checkpoint_load_fsdp",
     "checkpoint_planning",
+    "checkpoint_save_ddp",
+    "checkpoint_save_fsdp",
     "checkpoint_save_load",
     "checkpoint_slowdown",
     "loader_formats",
@@ -25,6 +29,7 @@ NAMES = (
     "planner_balance",
     "planner_scale",
     "runtime_chaos",
+    "runtime_fanout",
     "runtime_memory",
     "runtime_stall",
     "runtime_transport",

@@ -16,9 +16,9 @@ import omniload
 from benchmarks.definition import Benchmark, Contender, Kind, Measure, Settings
 from benchmarks.loading import peers
 from benchmarks.loading.corpus import VOCABULARY, write_tokens
-from benchmarks.running.cluster import cluster
 from omniload.payload import Payload
 from omniload.runtime.bundle import Bundle
+from omniload.runtime.ray import cluster
 
 _SEQ_LEN, _LANES = 8192, 16
 _PACKS = 256
@@ -60,10 +60,7 @@ class _Rows(Dataset[Any]):
 def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
     packs, steps = settings.sized(_PACKS, 32), settings.sized(32, 4)
     num_tokens = packs * _SEQ_LEN
-    with (
-        tempfile.TemporaryDirectory(dir=settings.directory, prefix="runtime_transport-") as name,
-        cluster(object_store_bytes=1 << 30),
-    ):
+    with tempfile.TemporaryDirectory(dir=settings.directory, prefix="runtime_transport-") as name:
         corpus = write_tokens(Path(name), settings.sized(40_000_000, 2_000_000))
         mixture = corpus.mixture(seed=1, seq_len=_SEQ_LEN, packs=packs, lanes=_LANES, steps=10**6)
         keys: dict[str, Any] = {"derived": (), "timeout_s": 120}
@@ -95,6 +92,7 @@ def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
         finally:
             shared.close()
             alone.close()
+            cluster.end()
 
 
 def _contender(name: str, measure: str, kind: Kind, run: Any) -> Contender:
