@@ -44,8 +44,8 @@ def run_process(main: Callable[[], int]) -> NoReturn:
     """
     try:
         code = main()
-    except Exception:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     try:
         threading._shutdown()  # type: ignore[attr-defined]

@@ -89,10 +89,11 @@ def range_boxes(
         UnsupportedLayout: If the memory is on the meta device or not dense.
     """
     _check_dense(name, memory)
-    boxes = flat_boxes(shape, start, start + memory.numel())
+    boxes = _range_layout(tuple(shape), start, start + memory.numel())
     ends = itertools.accumulate(box.num_elements for box in boxes)
-    views = [memory.detach()[end - box.num_elements : end] for box, end in zip(boxes, ends, strict=True)]
-    return tuple(boxes), tuple(view.view(box.lengths) for box, view in zip(boxes, views, strict=True))
+    detached = memory.detach()
+    views = [detached[end - box.num_elements : end] for box, end in zip(boxes, ends, strict=True)]
+    return boxes, tuple(view.view(box.lengths) for box, view in zip(boxes, views, strict=True))
 
 
 def dtensor_boxes(
@@ -149,7 +150,14 @@ def _explicit_order(tensor: DTensor) -> tuple[tuple[int, tuple[int, ...]], ...]:
     )
 
 
-# A model has a few layouts, in many tensors, at each save again.
+# What follows is the same at each save again, and for DTensors in many tensors of a model.
+
+
+@lru_cache(maxsize=4096)
+def _range_layout(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:
+    return tuple(flat_boxes(shape, start, stop))
+
+
 @lru_cache(maxsize=4096)
 def _local_layout(
     shape: tuple[int, ...],

@@ -13,8 +13,8 @@ import torch
 class FlatShard:
     """What this rank holds of a tensor: some of its elements, consecutive in row-major order.
 
-    It stands in a dict or list of the state as a tensor does. The ranks together hold all of the tensor, each its part
-    and none a copy or with copies; a rank that holds nothing of it may give empty memory. It is saved as boxes, without
+    It stands in a dict or list of the state as a tensor does. The ranks together hold all of the tensor, and what
+    several hold is saved once; a rank that holds nothing of it gives empty memory. It is saved as boxes, without
     communication, so it loads into any other cut, and :func:`checkpoint.open_checkpoint` gives the whole tensor.
 
     Attributes:
