@@ -40,7 +40,7 @@ def run_process(main: Callable[[], int]) -> NoReturn:
     What is registered for the end of the process runs as ever. But a thread of gloo lets go of a collective's tensors
     some time after the collective is done, and needs the interpreter for it. If that is being torn down, the process
     aborts (https://github.com/pytorch/pytorch/issues/190489). `torch.distributed.destroy_process_group` does not see to
-    that: the threads of a group end with the last reference to it, and caches of torch keep theirs.
+    that: the threads of a group end with the last reference to it, and torch keeps some.
     """
     try:
         code = main()

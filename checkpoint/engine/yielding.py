@@ -23,7 +23,8 @@ class Yielding:
     writes no faster, and needs its staging memory in /dev/shm. SCHED_IDLE is felt less still, but writes at a third of
     the speed, and where there are more ranks than cores a thread may wait for one for a second while it holds the GIL,
     and all of its process with it: at nice 19 that is a fifth of a second at most. Writing, digesting and compressing
-    let go of the GIL, so it is held for microseconds.
+    let go of the GIL, so it is held for microseconds. What it does not do well is a training whose steps wait for
+    several threads of one process, one per core: a step beside a save may then take up to twice its time.
 
     A thread keeps a low priority for good, and threads that it starts inherit it. So this one lives no longer than the
     block, and what starts threads that others use afterwards has no business here.
