@@ -15,13 +15,13 @@ from benchmarks.peers.packed import BATCH_TOKENS, Packed, packed_tokens
 
 def documents(worker: int, num_workers: int) -> Iterator[np.ndarray]:
     """Documents of 1000 tokens, numbered through."""
-    for i in range(worker, 200, num_workers):
+    for i in range(worker, 400, num_workers):
         yield np.arange(1000 * i, 1000 * (i + 1), dtype=np.int32)
 
 
 def test_packed_batches_hold_the_documents_end_to_end():
     batches = list(Packed(documents))
-    assert len(batches) == 200_000 // BATCH_TOKENS == 6
+    assert len(batches) == 400_000 // BATCH_TOKENS == 6
     laid = np.concatenate([batch.numpy().ravel() for batch in batches])
     assert laid.dtype == np.int64
     assert np.array_equal(laid, np.arange(6 * BATCH_TOKENS))
