@@ -30,7 +30,7 @@ bench: install
 	$(BIN)/python -m benchmarks run all
 
 bench-peers: $(PEERS_STAMP)
-	for name in loader_formats loader_text loader_images; do $(PEERS)/bin/python -W ignore -m benchmarks run $$name || exit; done
+	for name in loader_formats loader_text loader_images; do $(PEERS)/bin/python -W ignore -m benchmarks run --repeats 3 $$name || exit; done
 
 $(PEERS_STAMP): pyproject.toml benchmarks/peers/requirements.txt benchmarks/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)

@@ -88,7 +88,7 @@ def commit(
         try:
             for name, data in contents.items():
                 store.write(f"{attempt.data_dir}/{name}", data)
-        except BaseException:
+        except Exception:
             remove_data(store, attempt.data_dir)
             raise
         manifest = Manifest(

@@ -156,7 +156,7 @@ def test_the_command_reports_what_ranks_recorded(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     text = out.read_text()
     Page(text)
-    for phase in ("plan", "stage", "write", "digest", "commit", "open", "match", "read", "verify", "copy"):
+    for phase in ("plan", "stage", "write", "digest", "commit", "open", "match", "read"):
         assert f"<td>{phase}</td>" in text
     events = json.loads(trace.read_text())["traceEvents"]
     assert {event["args"].get("rank") for event in events if event["ph"] == "X"} == {0, 1}

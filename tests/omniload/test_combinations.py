@@ -336,15 +336,14 @@ def test_a_line_that_a_crash_tore_anywhere_is_cut_off(tmp_path: Path, torn: int)
     assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-@pytest.mark.parametrize("dp_rank", [0, 1])
-def test_bad_rows_are_never_appended_to_the_data(tmp_path: Path, dp_rank: int) -> None:
+def test_bad_rows_are_never_appended_to_the_data(tmp_path: Path) -> None:
     data = tmp_path / "data/rows.jsonl"
     data.parent.mkdir()
     data.write_text('oops\n{"input_ids": [1, 2, 3]}\n')
     before = data.read_bytes()
     given = tmp_path / "data/../data/rows.jsonl"
     with pytest.raises(MixtureError, match="is a file of source 'a'; give one that no source reads"):
-        DataLoader(of_path(data.parent, quarantine=str(given)), dp_rank=dp_rank, dp_size=2)
+        DataLoader(of_path(data.parent, quarantine=str(given)), dp_rank=0, dp_size=2)
     assert data.read_bytes() == before
 
 

@@ -172,8 +172,8 @@ def test_a_sample_is_kept_until_its_last_piece_is_released(make: Any) -> None:
     assert loader._reader.buffer.num_bytes == 0
 
 
-def test_stored_ids_are_not_copied() -> None:
-    values = pa.array(np.arange(1000, dtype=np.int32))
+def test_stored_ids_that_need_their_type_are_not_copied() -> None:
+    values = pa.array(np.arange(100_000, 101_000, dtype=np.int32))
     column = pa.ListArray.from_arrays(pa.array([0, 400, 1000], pa.int32()), values)
     loader = loader_of({"x": pa.table({"input_ids": column})}, seq_len=10_000)
     base = values.buffers()[1].address
