@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omniload import DataLoader, MixtureLoader
@@ -68,6 +68,9 @@ def run(planner: Planner) -> tuple[list[Plan], list[StreamState], list[DropSourc
         assert all(decision.step == plan.step for decision in planner.own_decisions)
         plans.append(plan)
         states.append(planner.state)
+    # What came of the attempt at a step that cannot be filled.
+    own += planner.own_decisions
+    states[-1] = planner.state
     return plans, states, own
 
 
@@ -86,6 +89,7 @@ def hashes(plans: Sequence[Plan]) -> list[str]:
         max_size=2,
     ),
 )
+@example({0: 10}, 1, [SetWeights(step=0, weights={"a": 0.2})])  # the last source goes in the step that ends it
 def test_the_stream_is_that_of_a_run_in_which_just_this_was_decided(
     after: dict[int, int], chunk_samples: int, decisions: list[Decision]
 ) -> None:
