@@ -27,7 +27,15 @@ SAMPLES = 40
 def mixture_of(folder: Path) -> dict[str, Any]:
     write_parquet(folder / "data.parquet", token_rows(0, 200, 30))
     source = {"path": str(folder / "data.parquet"), "weight": 1, "on_exhausted": "repeat"}
-    return {"seq_len": 32, "packs": 4, "lanes": 4, "steps": 6, "labels": "hf", "sources": {"a": source}}
+    return {
+        "seq_len": 32,
+        "packs": 4,
+        "lanes": 4,
+        "steps": 6,
+        "labels": "hf",
+        "execution": "inline",
+        "sources": {"a": source},
+    }
 
 
 def as_launched(rank: int, ranks: int) -> None:
