@@ -89,7 +89,9 @@ def hashes(plans: Sequence[Plan]) -> list[str]:
         max_size=2,
     ),
 )
-@example({0: 10}, 1, [SetWeights(step=0, weights={"a": 0.2})])  # the last source goes in the step that ends it
+@example(
+    {0: 10}, 1, [SetWeights(step=0, weights={"a": 0.2})]
+)  # the last source goes in the step that ends it
 def test_the_stream_is_that_of_a_run_in_which_just_this_was_decided(
     after: dict[int, int], chunk_samples: int, decisions: list[Decision]
 ) -> None:
