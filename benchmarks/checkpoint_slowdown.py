@@ -113,31 +113,22 @@ def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
 
 
 def _measures(where: str, slowest: str) -> tuple[Measure, ...]:
+    def computed(
+        name: str, unit: str, scale: float, reference: str, *, higher_is_better: bool = False
+    ) -> Measure:
+        return Measure(
+            name=name + where,
+            unit=unit,
+            scale=scale,
+            higher_is_better=higher_is_better,
+            reference=reference,
+            timed=False,
+        )
+
     return (
-        Measure(
-            name=_STEP + where,
-            unit="of a step alone",
-            scale=1e4,
-            higher_is_better=False,
-            reference=_NOTHING,
-            timed=False,
-        ),
-        Measure(
-            name=_DELAY + where,
-            unit="ms",
-            scale=1e3,
-            higher_is_better=False,
-            reference=slowest,
-            timed=False,
-        ),
-        Measure(
-            name=_SPEED + where,
-            unit="MB/s",
-            scale=1e6,
-            higher_is_better=True,
-            reference=slowest,
-            timed=False,
-        ),
+        computed(_STEP, "of a step alone", 1e4, _NOTHING),
+        computed(_DELAY, "ms", 1e3, slowest),
+        computed(_SPEED, "MB/s", 1e6, slowest, higher_is_better=True),
     )
 
 

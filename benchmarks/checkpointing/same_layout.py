@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.checkpointing import rank_state
-from benchmarks.checkpointing.rank_state import RankState
 from benchmarks.checkpointing.ranks import RankPool
-from benchmarks.definition import Contender, Kind, Measure, Settings
+from benchmarks.checkpointing.state_ranks import measures, pools
+from benchmarks.definition import Contender, Kind, Settings
 
 _REFERENCE = "pread"
-_NUM_RANKS = (2, 4)
 _FORMS = ("raw", "ours", "dcp")
 
-MEASURES = tuple(
-    Measure(name=f"{num_ranks} ranks", unit="GB/s", scale=1e9, higher_is_better=True, reference=_REFERENCE)
-    for num_ranks in _NUM_RANKS
-)
+MEASURES = measures(_REFERENCE)
 
 
 @contextmanager
@@ -31,18 +26,12 @@ def contenders(settings: Settings, *, shard: bool) -> Iterator[Sequence[Contende
         settings: Sizes and places.
         shard: Cut the state over the ranks with FSDP2; else all ranks have all of it, as under DDP.
     """
-    with ExitStack() as stack:
-        name = stack.enter_context(tempfile.TemporaryDirectory(dir=settings.directory, prefix="same_layout-"))
-        found = []
-        for num_ranks in _NUM_RANKS:
-            pool = stack.enter_context(RankPool(num_ranks, RankState, settings.sized(2**30, 2**26), shard))
-            found += _of_ranks(pool, Path(name) / str(num_ranks), f"{num_ranks} ranks")
-        yield found
+    with pools(settings, shard=shard) as found:
+        yield [one for measure, pool, directory in found for one in _of_ranks(pool, directory, measure)]
 
 
 def _of_ranks(pool: RankPool, directory: Path, measure: str) -> list[Contender]:
     num_bytes = int(sum(pool.call(rank_state.num_bytes)))
-    directory.mkdir()
     for form in _FORMS:
         pool.call(rank_state.save, form, directory / form)
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.checkpointing import rank_state
 from benchmarks.checkpointing.formats import remove
-from benchmarks.checkpointing.rank_state import RankState
 from benchmarks.checkpointing.ranks import RankPool
-from benchmarks.definition import Contender, Kind, Measure, Settings
+from benchmarks.checkpointing.state_ranks import measures, pools
+from benchmarks.definition import Contender, Kind, Settings
 
 _REFERENCE = "pwrite + xxh3"
-_NUM_RANKS = (2, 4)
 
-MEASURES = tuple(
-    Measure(name=f"{num_ranks} ranks", unit="GB/s", scale=1e9, higher_is_better=True, reference=_REFERENCE)
-    for num_ranks in _NUM_RANKS
-)
+MEASURES = measures(_REFERENCE)
 
 
 @contextmanager
@@ -30,19 +25,15 @@ def contenders(settings: Settings, *, shard: bool) -> Iterator[Sequence[Contende
         settings: Sizes and places.
         shard: Cut the state over the ranks with FSDP2; else all ranks have all of it, as under DDP.
     """
-    with ExitStack() as stack:
-        name = stack.enter_context(tempfile.TemporaryDirectory(dir=settings.directory, prefix="saving-"))
-        found = []
-        for num_ranks in _NUM_RANKS:
-            pool = stack.enter_context(RankPool(num_ranks, RankState, settings.sized(2**30, 2**26), shard))
+    with pools(settings, shard=shard) as found:
+        every: list[Contender] = []
+        for measure, pool, directory in found:
             held = pool.call(rank_state.num_bytes)
-            num_bytes = sum(held) if shard else held[0]
-            found += _of_ranks(pool, Path(name) / str(num_ranks), f"{num_ranks} ranks", num_bytes)
-        yield found
+            every += _of_ranks(pool, directory, measure, sum(held) if shard else held[0])
+        yield every
 
 
 def _of_ranks(pool: RankPool, directory: Path, measure: str, num_bytes: int) -> list[Contender]:
-    directory.mkdir()
 
     def save(name: str, kind: Kind, form: str) -> Contender:
         def run() -> int:

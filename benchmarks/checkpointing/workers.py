@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable
 from enum import StrEnum
 from multiprocessing.connection import Connection
@@ -31,24 +30,20 @@ class Worker(Protocol):
         """Begin; gives a call that says whether it is done, and raises if it failed."""
 
 
-def write(staged: Tensor, path: Path, *, duty: float = 1.0) -> None:
+def write(staged: Tensor, path: Path) -> None:
     """The work of every worker: digest and write pieces of 4 MiB, then fsync.
 
     Args:
         staged: uint8, flat.
         path: new file.
-        duty: share of the time to be at work; sleeps for the rest.
     """
     data = staged.numpy().data
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         for offset in range(0, len(data), _PIECE_BYTES):
-            began = time.perf_counter()
             piece = data[offset : offset + _PIECE_BYTES]
             xxhash.xxh3_64_intdigest(piece)
             assert os.pwrite(file, piece, offset) == len(piece), "local files take a piece at once"
-            if duty < 1:
-                time.sleep((time.perf_counter() - began) * (1 / duty - 1))
         os.fsync(file)
     finally:
         os.close(file)
@@ -77,13 +72,11 @@ class Thread:
 
     Args:
         staged: what it writes; uint8, flat.
-        duty: as of `write`.
         priority: of the thread.
     """
 
-    def __init__(self, staged: Tensor, *, duty: float = 1.0, priority: Priority = Priority.NORMAL) -> None:
+    def __init__(self, staged: Tensor, *, priority: Priority = Priority.NORMAL) -> None:
         self._staged = staged
-        self._duty = duty
         self._priority = priority
 
     def begin(self, path: Path) -> Callable[[], bool]:
@@ -94,7 +87,7 @@ class Thread:
 
     def _run(self, path: Path) -> None:
         self._priority.take()
-        write(self._staged, path, duty=self._duty)
+        write(self._staged, path)
 
 
 class Process:
