@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from checkpoint.api import DEFAULT_TIMEOUT_S, Place, as_store, session_of
 from checkpoint.api import load as load_checkpoint
 from checkpoint.compression import Compression, check_codecs
+from checkpoint.engine.match import DtypePolicy, check_dtype_policy
 from checkpoint.engine.options import SaveOptions
 from checkpoint.errors import (
     CheckpointError,
@@ -252,9 +253,14 @@ class CheckpointManager:
         *,
         step: int | None = None,
         strict: bool = True,
+        allow_missing: Sequence[str] = (),
+        allow_unexpected: Sequence[str] = (),
+        dtype_policy: DtypePolicy = "same",
         verify: bool = True,
     ) -> int | None:
-        """Load a step into ``state``, by default the newest committed one that is whole; see ``checkpoint.load``.
+        """Load a step into ``state``, by default the newest committed one that is whole.
+
+        The arguments after ``step`` are those of ``checkpoint.load``.
 
         A copy that turns out to be damaged is passed over, with a warning in the log: for the other copy of the same
         step if there is one, then for the step before, unless ``step`` is given. The next save of a step that was
@@ -264,8 +270,10 @@ class CheckpointManager:
             The step, the same on all ranks; None if nothing is committed, and then the state is untouched.
 
         Raises:
+            ValueError: ``dtype_policy`` is none of the three.
             CheckpointError: As ``checkpoint.load``; of the newest copy if all are damaged.
         """
+        check_dtype_policy(dtype_policy)  # also where nothing is committed yet
 
         def decide(_: list[bytes]) -> bytes:
             steps = self.steps()[::-1] if step is None else [step]
@@ -284,6 +292,9 @@ class CheckpointManager:
                     self._places.store_of(tier, one),
                     state,
                     strict=strict,
+                    allow_missing=allow_missing,
+                    allow_unexpected=allow_unexpected,
+                    dtype_policy=dtype_policy,
                     verify=verify,
                     process_group=self._process_group,
                     timeout_s=self._timeout_s,

@@ -49,10 +49,17 @@ class LoadOptions:
         Raises:
             ValueError: One is not allowed.
         """
-        if self.dtype_policy not in DTYPE_POLICIES:
-            raise ValueError(
-                f"dtype_policy is {self.dtype_policy!r}: it is one of {', '.join(DTYPE_POLICIES)}"
-            )
+        check_dtype_policy(self.dtype_policy)
+
+
+def check_dtype_policy(policy: str) -> None:
+    """Check that a policy is one of ``DTYPE_POLICIES``.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if policy not in DTYPE_POLICIES:
+        raise ValueError(f"dtype_policy is {policy!r}: it is one of {', '.join(DTYPE_POLICIES)}")
 
 
 class StoredView:

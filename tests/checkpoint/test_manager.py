@@ -141,6 +141,34 @@ def test_restore_does_not_pass_over_a_state_that_does_not_fit(tmp_path: Path) ->
         manager.restore({"model": nn.Linear(3, 3)})
 
 
+def test_restore_accepts_what_load_accepts_and_no_more(tmp_path: Path) -> None:
+    """Each difference is refused unless its own argument allows it; the values then arrive."""
+    saved = {"weight": torch.tensor([1.5, 2.25], dtype=torch.bfloat16), "old": torch.ones(1)}
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"x": saved})
+    allowed: dict[str, Any] = {
+        "dtype_policy": "widen",
+        "allow_missing": ["x/new"],
+        "allow_unexpected": ["x/old"],
+    }
+    for left_out in allowed:
+        target = {"weight": torch.zeros(2), "new": torch.zeros(1)}
+        with pytest.raises(MismatchError):
+            manager.restore({"x": target}, **{name: allowed[name] for name in allowed.keys() - {left_out}})
+        assert not target["weight"].any()
+    for arguments in (allowed, {"strict": False, "dtype_policy": "convert"}):
+        target = {"weight": torch.zeros(2), "new": torch.full((1,), 7.0)}
+        assert manager.restore({"x": target}, **arguments) == 1
+        assert target["weight"].tolist() == [1.5, 2.25]
+        assert target["new"].item() == 7.0
+
+
+def test_restore_refuses_an_unknown_policy_before_there_is_anything_to_load(tmp_path: Path) -> None:
+    """Else the job that it is meant for would be the first to hear of it, when it resumes."""
+    with pytest.raises(ValueError, match="dtype_policy is 'cast': it is one of same, widen, convert"):
+        CheckpointManager(tmp_path).restore({"x": {}}, dtype_policy="cast")  # type: ignore[arg-type]
+
+
 def test_nothing_is_removed_while_the_newest_is_damaged(tmp_path: Path) -> None:
     def damage(step: int, url: str) -> None:
         if step == 3:
