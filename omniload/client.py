@@ -33,7 +33,6 @@ from omniload.errors import (
 from omniload.identity import Identity
 from omniload.lazy import lazy
 from omniload.ledger import Ledger
-from omniload.loader import BUFFER_BYTES
 from omniload.mixture import Mixture
 from omniload.observing.stats import SLOW_S, ClientStats
 from omniload.observing.timing import Timing
@@ -44,9 +43,9 @@ from omniload.planner.rules import StepRules
 from omniload.planner.strategies import load_strategy
 from omniload.quarantine import Quarantine
 from omniload.runtime.chaos import Chaos
-from omniload.runtime.inline import InlineHost
 from omniload.runtime.options import Execution, RayOptions, Settings, chosen
 from omniload.runtime.steps import End, Host, Ready, Runtime, Step
+from omniload.samples.buffer import BUFFER_BYTES
 from omniload.sources.split import Split
 from omniload.torch_loader.entry import DataLoader
 from storage.background import BackgroundThread
@@ -395,6 +394,7 @@ class MixtureLoader(DataLoader[Lane]):
         """
         from omniload.connecting.host import connect  # loads torch.distributed
         from omniload.connecting.runtime import AHEAD_STEPS
+        from omniload.runtime.inline import InlineHost
 
         with self._moving:
             self._halt()
@@ -530,6 +530,8 @@ class MixtureLoader(DataLoader[Lane]):
                 " pre-tokenise the data, if the loader is the bottleneck",
                 self._place.dp_size,
             )
+        from omniload.runtime.inline import InlineHost  # loads what reads sources
+
         return InlineHost.open(self._mixture, self._lanes, self._settings)
 
     def _open_quarantine(self) -> Quarantine | None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from omniload.digests import Digests
 from omniload.errors import StateError
-from omniload.loader import Digests
 from omniload.mixture import Mixture
 from omniload.planner.costs import cost_model
 from omniload.planner.packing import MAX_WAIT_STEPS
