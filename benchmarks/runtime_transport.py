@@ -36,7 +36,7 @@ class _Holder:
     def __init__(self, num_tokens: int) -> None:
         tokens = np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, np.uint16)
         documents = np.split(tokens, range(_DOCUMENT_TOKENS, num_tokens, _DOCUMENT_TOKENS))
-        self._payload = Payload(tokens=documents, loss_mask=[None] * len(documents))
+        self._payload = Payload.of(documents, [None] * len(documents))
 
     def bundle(self) -> Bundle:
         return Bundle.of(self._payload)

@@ -533,7 +533,7 @@ ctypedef fused token_t:
 cdef struct Piece:
     const void *tokens
     const uint8_t *mask
-    int64_t available  # tokens in the array: those of the piece, and the one after it where the sample goes on
+    int64_t available  # tokens from there on: those of the piece, and the one after it where the sample goes on
     int kind  # bytes of a token; negative if signed
 
 
@@ -626,8 +626,11 @@ cdef void _fill_one(
 
 
 def fill(
-    list tokens not None,
+    list values not None,
     list masks not None,
+    const int64_t[::1] arrays not None,
+    const int64_t[::1] begins not None,
+    const int64_t[::1] ends not None,
     const int64_t[::1] starts not None,
     const int64_t[::1] lengths not None,
     const int64_t[::1] numbers not None,
@@ -640,33 +643,40 @@ def fill(
     bint shifted,
 ):
     """Fill the arrays of some packs; see `omniload.fill`. An array that is None is not wanted."""
-    cdef Py_ssize_t n = len(tokens), num_views = 0, i
+    cdef Py_ssize_t n = arrays.shape[0], num_arrays = len(values), num_views = 0, i
     cdef int64_t total = input_ids.shape[0]
     cdef Out out
+    cdef Piece *piece
     out.input_ids = &input_ids[0]
     out.wanted = &wanted[0] if wanted is not None else NULL
     out.position_ids = &position_ids[0] if position_ids is not None else NULL
     out.segment_ids = &segment_ids[0] if segment_ids is not None else NULL
-    cdef Py_buffer *views = <Py_buffer *> malloc(max(2 * n, 1) * sizeof(Py_buffer))
-    cdef Piece *pieces = <Piece *> calloc(max(n, 1), sizeof(Piece))
-    if views == NULL or pieces == NULL:
-        free(views)
-        free(pieces)
-        raise MemoryError
+    cdef Py_buffer *views = <Py_buffer *> malloc(max(2 * num_arrays, 1) * sizeof(Py_buffer))
+    cdef Piece *whole = <Piece *> calloc(max(num_arrays, 1), sizeof(Piece))
+    cdef Piece *pieces = <Piece *> malloc(max(n, 1) * sizeof(Piece))
     try:
-        for i in range(n):
-            PyObject_GetBuffer(tokens[i], &views[num_views], PyBUF_FORMAT)
+        if views == NULL or whole == NULL or pieces == NULL:
+            raise MemoryError
+        for i in range(num_arrays):
+            PyObject_GetBuffer(values[i], &views[num_views], PyBUF_FORMAT)
             num_views += 1
-            pieces[i].tokens = views[num_views - 1].buf
-            pieces[i].kind = _kind(&views[num_views - 1])
-            pieces[i].available = views[num_views - 1].len // views[num_views - 1].itemsize
+            whole[i].tokens = views[num_views - 1].buf
+            whole[i].kind = _kind(&views[num_views - 1])
+            whole[i].available = views[num_views - 1].len // views[num_views - 1].itemsize
             if masks[i] is not None:
                 PyObject_GetBuffer(masks[i], &views[num_views], PyBUF_SIMPLE)
                 num_views += 1
-                pieces[i].mask = <const uint8_t *> views[num_views - 1].buf
-                assert views[num_views - 1].len >= min(pieces[i].available, lengths[i] + 1)
-            assert 0 < lengths[i] <= pieces[i].available
+                whole[i].mask = <const uint8_t *> views[num_views - 1].buf
+                assert views[num_views - 1].len == whole[i].available
+        for i in range(n):
+            assert 0 <= arrays[i] < num_arrays
+            piece = &whole[arrays[i]]
+            assert 0 <= begins[i] and begins[i] + lengths[i] <= ends[i] <= piece.available and lengths[i] > 0
             assert 0 <= starts[i] and starts[i] + lengths[i] <= total
+            pieces[i].tokens = <const char *> piece.tokens + begins[i] * abs(piece.kind)
+            pieces[i].mask = NULL if piece.mask == NULL else piece.mask + begins[i]
+            pieces[i].available = ends[i] - begins[i]
+            pieces[i].kind = piece.kind
         with nogil:
             for i in range(n):
                 _fill_one(&pieces[i], &out, starts[i], lengths[i], shifted, <int32_t> numbers[i])
@@ -677,4 +687,5 @@ def fill(
         for i in range(num_views):
             PyBuffer_Release(&views[i])
         free(views)
+        free(whole)
         free(pieces)

@@ -12,7 +12,7 @@ from omniload.fill import Layout, TokenArrays, fill
 from omniload.lane_extras import LaneExtras
 from omniload.mixture import ROWS_OF_ANY_LENGTH, Mixture
 from omniload.payload import Payload
-from omniload.pieces import join_pieces
+from omniload.pieces import by_source, join_pieces
 from omniload.planner import Plan
 from omniload.recycler import Recycler
 
@@ -33,10 +33,7 @@ def pieces_of(plan: Plan, lanes: Sequence[int]) -> np.ndarray:
 
 def gather(pieces: np.ndarray, source: PayloadSource) -> Payload:
     """The payload of ``PIECE[n]`` of several sources, in their order."""
-    parts = []
-    for number in np.unique(pieces["source"]).tolist():
-        where = np.flatnonzero(pieces["source"] == number)
-        parts.append((where.tolist(), source.payload(number, pieces[where])))
+    parts = [(where, source.payload(number, pieces.take(where))) for number, where in by_source(pieces)]
     return parts[0][1] if len(parts) == 1 else Payload.gathered(len(pieces), parts)
 
 
@@ -94,7 +91,7 @@ class DataConstructor:
         widths = self._widths(length, pack, first_row)
         layout = _lay_out(pack, length, np.repeat(widths, rows))
         arrays = self._new_arrays(int(np.dot(widths, rows)))
-        fill(payload.tokens, payload.loss_mask, layout, arrays)
+        fill(payload, layout, arrays)
         named = {"input_ids": arrays.input_ids, **{key: getattr(arrays, key) for key in self._derived}}
 
         begins = np.cumsum(widths * rows) - widths * rows

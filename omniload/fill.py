@@ -6,12 +6,12 @@ does it in one pass without the interpreter lock (`omniload._kernels`, where a c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from omniload.kernels import KERNELS
+from omniload.payload import Payload
 
 IGNORE = -100
 """Target of a position that does not count in the loss; what torch's cross entropy ignores by default."""
@@ -49,25 +49,22 @@ class TokenArrays:
     """``int32``: number of the piece in its pack; 0 in padding."""
 
 
-def fill(
-    tokens: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], layout: Layout, arrays: TokenArrays
-) -> None:
+def fill(payload: Payload, layout: Layout, arrays: TokenArrays) -> None:
     """Fill the arrays of some packs.
 
     Args:
-        tokens: ``integer[length]`` or ``[length + 1]`` of each piece: its tokens, and the one after them where the
-            sample goes on.
-        masks: of each piece ``bool`` of the same length, tokens that count in the loss; None where all do.
+        payload: of the pieces.
         layout: where the pieces lie.
         arrays: what to fill, of the packs' total length.
     """
     assert arrays.targets is None or arrays.labels is None
     if KERNELS is None:
-        fill_in_python(tokens, masks, layout, arrays)
+        fill_in_python(payload, layout, arrays)
         return
     KERNELS.fill(
-        list(tokens),
-        list(masks),
+        list(payload.values),
+        list(payload.masks),
+        *np.ascontiguousarray(payload.places),
         layout.starts,
         layout.lengths,
         layout.numbers,
@@ -81,14 +78,12 @@ def fill(
     )
 
 
-def fill_in_python(
-    tokens: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], layout: Layout, arrays: TokenArrays
-) -> None:
+def fill_in_python(payload: Payload, layout: Layout, arrays: TokenArrays) -> None:
     """As `fill`, a slice per piece: on documents of usual length that beats passes over whole arrays."""
     longest = max(layout.lengths.max(initial=0), layout.padding_lengths.max(initial=0))
     positions = np.arange(longest)
     places = zip(layout.starts.tolist(), layout.lengths.tolist(), layout.numbers.tolist(), strict=True)
-    for (start, length, number), values, mask in zip(places, tokens, masks, strict=True):
+    for (start, length, number), values, mask in zip(places, payload.tokens, payload.loss_mask, strict=True):
         part = slice(start, start + length)
         arrays.input_ids[part] = values[:length]
         if arrays.targets is not None:

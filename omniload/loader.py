@@ -8,17 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from omniload.digests import Digests
 from omniload.errors import MixtureError, SampleError, StateError
 from omniload.mixture import Mixture, SourceSpec
 from omniload.payload import Payload
 from omniload.pieces import Cursor, Failure, SampleChunk
-from omniload.samples.buffer import BUFFER_BYTES
 from omniload.samples.chat import ChatTemplate
 from omniload.samples.convention import Convention
 from omniload.samples.cut import Labels
@@ -37,6 +36,8 @@ from omniload.sources.serial import SerialSource
 from omniload.sources.shuffled import ShuffledRows
 from omniload.sources.split import Split
 
+BUFFER_BYTES = 256 << 20
+"""Default bound on the payload a loader keeps."""
 _KEPT_FAILURES = 1000
 _MOST_BAD_ROWS = 1 << 14
 """Bad rows that a chunk is not made to exceed by another run: each is an object, until it is written or counted."""
@@ -45,6 +46,16 @@ _LEAST_PART = 256
 """Rows of a window below which it is not divided."""
 _SELDOM_S = 1.0
 """Between windows; where they come faster, taking fresh memory for each would cost a sixth of the time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Digests:
+    """What tells a source, and what is made of it, from any other."""
+
+    of: dict[str, str]
+    """Digests of the ``data``, and of the ``template``, ``tokenizer`` and ``transforms`` that are used on it."""
+    num_files: int
+    """Files it has."""
 
 
 class SourceLoader:
@@ -240,7 +251,7 @@ class SourceLoader:
         views; do not change them.
         """
         window = self._window
-        parts: list[tuple[Sequence[int], Payload]] = []
+        parts: list[tuple[np.ndarray, Payload]] = []
         for places, part in _by_block(pieces):
             file, block = int(part["file"][0]), int(part["block"][0])
             current = window.block(file, block) if window else None
@@ -266,8 +277,7 @@ class SourceLoader:
 
     def release(self, pieces: np.ndarray) -> None:
         """Say that these pieces will not be asked for again, so that their payload need not be kept."""
-        for _, part in _by_block(pieces):
-            self._reader.release(part)
+        self._reader.release(pieces)
 
     def evict(self, fraction: float = 1.0) -> None:
         """Let go of this fraction of the payload kept; of the window read last too if it is 1."""
@@ -397,20 +407,17 @@ def _moved(cursor: Cursor, position: int, sub: int) -> Cursor:
     )
 
 
-def _by_block(pieces: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-    """Groups of pieces of one epoch, file and block, with their indices."""
-    if not len(pieces):
-        return
-    keys = [pieces[name] for name in ("block", "file", "epoch")]
-    keys = [key for key in keys if (key != key[0]).any()]
-    if not keys:
-        yield range(len(pieces)), pieces
-        return
-    order = np.lexsort(keys)
-    ordered = pieces[order]
-    changes = np.zeros(len(pieces) - 1, dtype=bool)
-    for key in keys:
-        changes |= np.diff(key[order]) != 0
+def _by_block(pieces: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Groups of pieces of one epoch, file and block, after ``int64[n]`` their indices."""
+    block = pieces["file"].astype(np.uint64) << np.uint64(32) | pieces["block"]
+    epoch = pieces["epoch"]
+    one_epoch = not len(epoch) or bool((epoch == epoch[0]).all())
+    order = np.argsort(block, kind="stable") if one_epoch else np.lexsort((block, epoch))
+    ordered, block = pieces.take(order), block[order]
+    changes = block[1:] != block[:-1]
+    if not one_epoch:
+        changes |= ordered["epoch"][1:] != ordered["epoch"][:-1]
     bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(pieces)]
     for start, end in itertools.pairwise(bounds):
-        yield order[start:end].tolist(), ordered[start:end]
+        if end > start:
+            yield order[start:end], ordered[start:end]

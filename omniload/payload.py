@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from omniload.samples.extras import Arrays
 
-_NOTHING = np.empty(0, np.uint16)
 _NARROW = (np.uint8, np.uint16, np.uint32)
 
 
@@ -19,41 +18,70 @@ def narrowest(most: int) -> type[np.unsignedinteger]:
     return next(dtype for dtype in _NARROW if most <= np.iinfo(dtype).max)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Payload:
-    """Tokens of pieces, in the order asked for."""
+    """Tokens of pieces, in the order asked for: places in few arrays, as an object for each piece would cost."""
 
-    tokens: list[np.ndarray]
-    """One array per piece, of any integer type: its tokens, and the one after it where the sample goes on."""
-    loss_mask: list[np.ndarray | None]
-    """``bool`` of the same lengths: tokens that count in the loss; None where all do."""
+    values: Sequence[np.ndarray]
+    """Arrays of any integer types."""
+    masks: Sequence[np.ndarray | None]
+    """``bool`` of the length of each: tokens that count in the loss; None where all do."""
+    places: np.ndarray
+    """``int64[3, n]``: the array that each piece lies in, and its bounds there: its tokens, and the one after it where
+    the sample goes on."""
     arrays: list[Arrays] | None = None
     """Extra arrays of each piece, as they are kept; None if no piece has any."""
 
-    def part(self, begin: int, end: int) -> Payload:
-        """That of pieces ``begin:end``."""
-        return Payload(
-            tokens=self.tokens[begin:end],
-            loss_mask=self.loss_mask[begin:end],
-            arrays=None if self.arrays is None else self.arrays[begin:end],
-        )
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[np.ndarray],
+        loss_mask: Sequence[np.ndarray | None],
+        arrays: list[Arrays] | None = None,
+    ) -> Self:
+        """That of pieces each of which has arrays of its own; see `tokens`, `loss_mask`."""
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        places = np.stack([np.arange(len(tokens)), np.zeros_like(lengths), lengths])
+        return cls(values=tokens, masks=loss_mask, places=places, arrays=arrays)
 
     @classmethod
-    def gathered(cls, num_pieces: int, parts: Iterable[tuple[Sequence[int], Payload]]) -> Self:
+    def gathered(cls, num_pieces: int, parts: Iterable[tuple[Sequence[int] | np.ndarray, Payload]]) -> Self:
         """Put payload together.
 
         Args:
             num_pieces: pieces of the result.
             parts: payloads with the place of each of their pieces in the result; together they fill it.
         """
-        tokens = [_NOTHING] * num_pieces
-        masks: list[np.ndarray | None] = [None] * num_pieces
+        values: list[np.ndarray] = []
+        masks: list[np.ndarray | None] = []
+        places = np.empty((3, num_pieces), np.int64)
         arrays: list[Arrays] | None = None
-        for places, part in parts:
-            for i, piece, mask in zip(places, part.tokens, part.loss_mask, strict=True):
-                tokens[i], masks[i] = piece, mask
+        for where, part in parts:
+            places[:, where] = part.places
+            places[0, where] += len(values)
+            values += part.values
+            masks += part.masks
             if part.arrays is not None:
                 arrays = arrays or [{}] * num_pieces
-                for i, of_piece in zip(places, part.arrays, strict=True):
+                for i, of_piece in zip(where, part.arrays, strict=True):
                     arrays[i] = of_piece
-        return cls(tokens=tokens, loss_mask=masks, arrays=arrays)
+        return cls(values=values, masks=masks, places=places, arrays=arrays)
+
+    @property
+    def tokens(self) -> list[np.ndarray]:
+        """Of each piece its tokens, and the one after it where the sample goes on."""
+        return [self.values[array][begin:end] for array, begin, end in self.places.T.tolist()]
+
+    @property
+    def loss_mask(self) -> list[np.ndarray | None]:
+        """Of each piece ``bool`` of the same length; None where all tokens count."""
+        masks = ((self.masks[array], begin, end) for array, begin, end in self.places.T.tolist())
+        return [None if mask is None else mask[begin:end] for mask, begin, end in masks]
+
+    def part(self, begin: int, end: int) -> Payload:
+        """That of pieces ``begin:end``."""
+        return replace(
+            self,
+            places=self.places[:, begin:end],
+            arrays=None if self.arrays is None else self.arrays[begin:end],
+        )

@@ -74,7 +74,7 @@ class Packs:
             labels: convention of the labels.
             parts: which of them.
         """
-        pieces: np.ndarray = candidates[self.piece[parts]]
+        pieces: np.ndarray = candidates.take(self.piece[parts])
         if self.start is None:
             return pieces
         return part_of(pieces, self.start[parts], self.length[parts], labels)
@@ -95,7 +95,7 @@ class Packs:
         parts = np.repeat(taken, np.diff(self.bounds))
         used = np.bincount(self.piece[parts], self.length[parts], len(candidates)).astype(np.int64)
         rest = np.flatnonzero(used < candidates["length"])
-        pieces: np.ndarray = candidates[rest]
+        pieces: np.ndarray = candidates.take(rest)
         if self.start is not None and used[rest].any():
             # Documents are cut from their start on, so what is left of one is its end.
             return part_of(pieces, used[rest], pieces["length"] - used[rest], labels)
@@ -171,17 +171,17 @@ def _preferred(
     candidates: np.ndarray, order: np.ndarray, pack: np.ndarray, rules: StepRules, step: int
 ) -> Packs | None:
     """Whole candidates in packs, the overdue and then the fullest preferred; None if they are too few."""
-    placed = candidates[order]
+    length, born = candidates["length"][order], candidates["born"][order]
     available = int(pack.max()) + 1 if len(pack) else 0
     if available < rules.num_packs:
         return None
-    ranked = choose_packs(pack, placed["length"], placed["born"], step=step, num_packs=available)
+    ranked = choose_packs(pack, length, born, step=step, num_packs=available)
     assert ranked is not None, "all of them are ranked"
     by_pack = np.argsort(pack, kind="stable")
     return Packs(
         piece=order[by_pack],
         start=None,
-        length=placed["length"][by_pack].astype(np.int64),
+        length=length[by_pack].astype(np.int64),
         bounds=np.searchsorted(pack[by_pack], np.arange(available + 1)),
         ranked=ranked,
     )

@@ -31,7 +31,7 @@ import numpy as np
 
 from omniload.errors import PlanError
 from omniload.mixture import ROWS_OF_ANY_LENGTH
-from omniload.pieces import UNITS, Encoder
+from omniload.pieces import UNITS, Encoder, join_pieces
 from omniload.placing.axes import AXES
 from omniload.planner.arrange import Packer, Packs, packer
 from omniload.planner.checks import shown
@@ -142,7 +142,7 @@ class DGraph:
                 pieces + len(waiting),
                 weights,
             )
-            self._candidates = np.concatenate([self._candidates, drawn])
+            self._candidates = join_pieces([self._candidates, drawn])
             self._hold_back()
             if not len(drawn) or not self._held[len(self._held) - len(drawn) :].any():
                 break
@@ -211,7 +211,7 @@ class DGraph:
         while True:
             free = np.flatnonzero(~self._held)
             self._check_sizes()
-            packs = pack(self._candidates[free], self.rules, self.step, self._cost_of)
+            packs = pack(self._candidates.take(free), self.rules, self.step, self._cost_of)
             if packs is not None:
                 break
             if callable(method) and self._scale > _MOST_STEPS_DRAWN:

@@ -306,7 +306,7 @@ class Planner:
         sources = np.repeat(drawn_from, [len(one.orders) for one in taken])
         pieces["source"] = np.repeat(sources, pieces_of)
         pieces["born"] = step
-        return pieces[np.argsort(np.repeat(orders, pieces_of), kind="stable")]
+        return pieces.take(np.argsort(np.repeat(orders, pieces_of), kind="stable"))
 
     def _set_weights(self, given: Mapping[str, float] | None = None) -> None:
         """Mix by the weights in force, or those given, of the sources that still give samples; after a stop by none."""

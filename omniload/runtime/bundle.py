@@ -36,18 +36,19 @@ class Bundle:
     @classmethod
     def of(cls, payload: Payload) -> Self:
         """The same payload, flat."""
-        lengths = np.fromiter(map(len, payload.tokens), np.int64, len(payload.tokens))
+        array, begins, ends = payload.places
         mask = masked = None
-        if any(one is not None for one in payload.loss_mask):
-            masked = np.array([one is not None for one in payload.loss_mask])
+        has_mask = np.array([one is not None for one in payload.masks], bool)
+        if has_mask[array].any():
+            masked = has_mask[array]
             every = [
                 np.ones(length, bool) if one is None else one
-                for one, length in zip(payload.loss_mask, lengths.tolist(), strict=True)
+                for one, length in zip(payload.loss_mask, (ends - begins).tolist(), strict=True)
             ]
             mask = np.packbits(np.concatenate(every))
         return cls(
             tokens=_joined(payload.tokens),
-            bounds=_bounds(lengths),
+            bounds=_bounds(ends - begins),
             mask=mask,
             masked=masked,
             arrays={} if payload.arrays is None else _flat(payload.arrays),
@@ -62,20 +63,20 @@ class Bundle:
 
     def payload(self) -> Payload:
         """The payload of each piece; views, where that can be."""
-        places = _slices(self.bounds)
-        masks: list[np.ndarray | None] = [None] * len(places)
+        num_pieces = len(self.bounds) - 1
+        masks: list[np.ndarray | None] = [None]
+        places = np.stack([np.zeros(num_pieces, np.int64), self.bounds[:-1], self.bounds[1:]])
         if self.mask is not None and self.masked is not None:
-            bits = np.unpackbits(self.mask, count=len(self.tokens)).view(bool)
-            for i in np.flatnonzero(self.masked).tolist():
-                masks[i] = bits[places[i]]
+            masks.append(np.unpackbits(self.mask, count=len(self.tokens)).view(bool))
+            places[0] = self.masked  # the tokens stand there twice, without the mask and with it
         arrays: list[Arrays] | None = None
         if self.arrays:
-            arrays = [{} for _ in places]
+            arrays = [{} for _ in range(num_pieces)]
             for name, (rows, bounds, has) in self.arrays.items():
                 of_piece = _slices(bounds)
                 for i in np.flatnonzero(has).tolist():
                     arrays[i][name] = rows[of_piece[i]]
-        return Payload(tokens=[self.tokens[place] for place in places], loss_mask=masks, arrays=arrays)
+        return Payload(values=[self.tokens] * len(masks), masks=masks, places=places, arrays=arrays)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

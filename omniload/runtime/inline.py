@@ -30,7 +30,7 @@ from omniload.mixture import Mixture
 from omniload.observing.timing import Timing
 from omniload.origins import origins
 from omniload.payload import Payload
-from omniload.pieces import Cursor, Failure, SampleChunk
+from omniload.pieces import Cursor, Failure, SampleChunk, by_source
 from omniload.planner import Plan, Planner, StreamState
 from omniload.planner.decisions import Decision
 from omniload.runtime.chaos import Chaos
@@ -191,7 +191,7 @@ class InlineRuntime:
         return Payload.gathered(
             len(pieces),
             (
-                (where.tolist(), loader.payload(pieces[where]))
+                (where, loader.payload(pieces.take(where)))
                 for loader, where in zip(loaders, places, strict=True)
             ),
         )
@@ -219,9 +219,9 @@ class InlineRuntime:
 
     def _release(self, plan: Plan) -> None:
         """Let the loaders let go of the payload of all ranks; what this one has gathered it holds by itself."""
-        for source in np.unique(plan.pieces["source"]).tolist():
+        for source, where in by_source(plan.pieces):
             for loader in self._loaders[source]:
-                loader.release(plan.pieces[plan.pieces["source"] == source])
+                loader.release(plan.pieces.take(where))
 
     def _wait_to_begin(self) -> bool:
         """Wait until another step may be begun; False when there is to be none."""

@@ -122,13 +122,13 @@ class PreparingReader:
             masks.append(None if sample.mask is None else sample.mask[start:end])
             arrays.append(sample.arrays)
         extras = arrays if self._preparer.extras else None
-        return Payload(tokens=tokens, loss_mask=masks, arrays=extras)
+        return Payload.of(tokens, masks, extras)
 
     def release(self, pieces: np.ndarray) -> None:
-        """Say that these pieces of one epoch and block will not be asked for again."""
-        address = (int(pieces["epoch"][0]), int(pieces["file"][0]), int(pieces["block"][0]))
-        for row in pieces["row"].tolist():
-            self.buffer.release((*address, row), 1)
+        """Say that these pieces will not be asked for again."""
+        columns = (pieces[name].tolist() for name in ("epoch", "file", "block", "row"))
+        for key in zip(*columns, strict=True):
+            self.buffer.release(key, 1)
 
     def _again(
         self, address: tuple[int, int, int], missing: list[int], current: RawBlock | None

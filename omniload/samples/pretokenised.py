@@ -106,18 +106,17 @@ class PretokenisedReader:
         """Tokens and masks of pieces of one epoch and block."""
         file, block = int(pieces["file"][0]), int(pieces["block"][0])
         held = current or self.load(file, block)
-        base = held.offsets[pieces["row"]]
-        size = np.minimum(held.lengths[pieces["row"]], longest)
+        row = pieces["row"]
         first = pieces["start"].astype(np.int64)
-        last = np.minimum(first + pieces["length"] + 1, size)
-        values, trained = held.values, held.trained
-        starts, ends = (base + first).tolist(), (base + last).tolist()
-        tokens = [values[start:end] for start, end in zip(starts, ends, strict=True)]
-        masks: list[np.ndarray | None] = [None] * len(pieces)
-        if trained is not None:
-            masks = [trained[start:end] for start, end in zip(starts, ends, strict=True)]
-        return Payload(tokens=tokens, loss_mask=masks)
+        places = np.zeros((3, len(pieces)), np.int64)
+        places[1:] = held.offsets[row]
+        places[1] += first
+        places[2] += np.minimum(first + pieces["length"] + 1, np.minimum(held.lengths[row], longest))
+        return Payload(values=[held.values], masks=[held.trained], places=places)
 
     def release(self, pieces: np.ndarray) -> None:
-        """Say that these pieces of one epoch and block will not be asked for again."""
-        self.buffer.release((int(pieces["file"][0]), int(pieces["block"][0])), len(pieces))
+        """Say that these pieces will not be asked for again."""
+        blocks = pieces["file"].astype(np.uint64) << np.uint64(32) | pieces["block"]
+        found, counts = np.unique(blocks, return_counts=True)
+        for block, count in zip(found.tolist(), counts.tolist(), strict=True):
+            self.buffer.release((block >> 32, block & 0xFFFFFFFF), count)

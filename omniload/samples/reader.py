@@ -78,4 +78,4 @@ class SampleReader(Protocol[B]):
         """
 
     def release(self, pieces: np.ndarray) -> None:
-        """Say that these pieces, of one epoch and block, will not be asked for again."""
+        """Say that these pieces, of any blocks, will not be asked for again."""

@@ -28,7 +28,7 @@ def payloads(draw: st.DrawFn) -> Payload:
         tokens.append(rng.integers(0, most, length, np.int64, endpoint=True).astype(draw(dtypes)))
         masks.append(rng.random(length) < 0.5 if draw(st.booleans()) else None)
         arrays.append({name: _rows(rng, name) for name in NAMES if draw(st.booleans())})
-    return Payload(tokens=tokens, loss_mask=masks, arrays=arrays if any(arrays) else None)
+    return Payload.of(tokens, masks, arrays if any(arrays) else None)
 
 
 def _rows(rng: np.random.Generator, name: str) -> np.ndarray:
@@ -75,24 +75,24 @@ def test_a_part_of_it_arrives_as_a_part(payload: Payload, data: Any) -> None:
     ("most", "dtype"), [(255, np.uint8), (256, np.uint16), (65535, np.uint16), (65536, np.uint32)]
 )
 def test_wide_tokens_travel_in_the_narrowest_type_that_holds_them(most: int, dtype: type) -> None:
-    bundle = Bundle.of(Payload(tokens=[np.array([0, most]), np.array([1])], loss_mask=[None, None]))
+    bundle = Bundle.of(Payload.of([np.array([0, most]), np.array([1])], [None, None]))
     assert bundle.tokens.dtype == dtype
     assert [one.tolist() for one in bundle.payload().tokens] == [[0, most], [1]]
 
 
 def test_pieces_that_all_count_send_no_mask_and_masks_are_bits() -> None:
     tokens = [np.zeros(80, np.uint16), np.zeros(80, np.uint16)]
-    free = Bundle.of(Payload(tokens=tokens, loss_mask=[None, None]))
-    masked = Bundle.of(Payload(tokens=tokens, loss_mask=[None, np.zeros(80, bool)]))
+    free = Bundle.of(Payload.of(tokens, [None, None]))
+    masked = Bundle.of(Payload.of(tokens, [None, np.zeros(80, bool)]))
     assert masked.num_bytes == free.num_bytes + 160 // 8 + 2
     assert masked.payload().loss_mask[0] is None
 
 
 def test_nothing_arrives_as_nothing() -> None:
-    found = Bundle.of(Payload(tokens=[], loss_mask=[])).payload()
-    assert found == Payload(tokens=[], loss_mask=[])
+    found = Bundle.of(Payload.of([], [])).payload()
+    assert_equal(found, Payload.of([], []))
 
 
 def test_what_arrives_shares_the_memory_it_arrived_in() -> None:
-    bundle = Bundle.of(Payload(tokens=[np.arange(9, dtype=np.uint16)] * 3, loss_mask=[None] * 3))
+    bundle = Bundle.of(Payload.of([np.arange(9, dtype=np.uint16)] * 3, [None] * 3))
     assert all(np.shares_memory(one, bundle.tokens) for one in bundle.payload().tokens)

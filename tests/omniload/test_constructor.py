@@ -32,7 +32,7 @@ class Tokens:
             ids = (100 * source + int(piece["start"]) + np.arange(count)).astype(np.uint16)
             tokens.append(ids)
             masks.append(ids % 3 != 0 if source % 2 else None)
-        return Payload(tokens=tokens, loss_mask=masks)
+        return Payload.of(tokens, masks)
 
 
 def mixture(labels: str, packing: str = "best_fit") -> Mixture:

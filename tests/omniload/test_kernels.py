@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from omniload.fill import Layout, TokenArrays, fill, fill_in_python
 from omniload.kernels import KERNELS
+from omniload.payload import Payload
 from omniload.planner.packing import best_fit_decreasing
 from omniload.planner.packing.decreasing import best_fit_in_python
 from omniload.planner.packing.first_fit import first_fit, first_fit_in_python, tournament
@@ -127,14 +128,16 @@ def test_filling_gives_the_same_as_in_python(
 ) -> None:
     layout, total = tiled
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    tokens, masks = [], []
-    for length in layout.lengths.tolist():
-        goes_on = data.draw(st.booleans())
-        tokens.append(rng.integers(0, 70, length + goes_on).astype(dtype))
-        masks.append(rng.random(length + goes_on) < 0.5 if data.draw(st.booleans()) else None)
+    ends = layout.lengths + rng.integers(0, 2, len(layout.lengths))
+    places = np.stack([rng.integers(0, 3, len(ends)), rng.integers(0, 9, len(ends)), ends])
+    places[2] += places[1]
+    size = int(places[2].max(initial=0)) + 3
+    masks = [rng.random(size) < 0.5 if data.draw(st.booleans()) else None for _ in range(3)]
+    values = [rng.integers(0, 70, size).astype(dtype) for _ in range(3)]
+    payload = Payload(values=values, masks=masks, places=places)
     got, expected = arrays(total, wanted, others), arrays(total, wanted, others)
-    fill(tokens, masks, layout, got)
-    fill_in_python(tokens, masks, layout, expected)
+    fill(payload, layout, got)
+    fill_in_python(payload, layout, expected)
     for name in TokenArrays.__slots__:
         assert np.array_equal(getattr(got, name), getattr(expected, name))
         assert getattr(got, name) is None or not (getattr(got, name) == 77).any()
@@ -150,4 +153,4 @@ def test_tokens_of_a_type_that_is_no_integer_are_refused() -> None:
         padding_lengths=np.empty(0, np.int64),
     )
     with pytest.raises(TypeError, match="buffer format"):
-        fill([np.array([1.0, 2.0])], [None], layout, arrays(2, "", False))
+        fill(Payload.of([np.array([1.0, 2.0])], [None]), layout, arrays(2, "", False))

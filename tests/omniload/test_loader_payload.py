@@ -107,15 +107,10 @@ def test_what_was_let_go_is_derived_again_byte_for_byte(make: Any) -> None:
     assert same(make().payload(found), expected)
     order = np.random.default_rng(1).permutation(len(found))
     shuffled = make().payload(found[order])
-    assert same(
-        Payload(tokens=[expected.tokens[i] for i in order], loss_mask=[expected.loss_mask[i] for i in order]),
-        shuffled,
-    )
+    tokens, masks = expected.tokens, expected.loss_mask
+    assert same(Payload.of([tokens[i] for i in order], [masks[i] for i in order]), shuffled)
     for i in order[:10]:
-        assert same(
-            make().payload(found[i : i + 1]),
-            Payload(tokens=[expected.tokens[i]], loss_mask=[expected.loss_mask[i]]),
-        )
+        assert same(make().payload(found[i : i + 1]), Payload.of([tokens[i]], [masks[i]]))
 
 
 def test_pieces_of_several_epochs_come_in_one_payload(make: Any) -> None:
@@ -123,9 +118,8 @@ def test_pieces_of_several_epochs_come_in_one_payload(make: Any) -> None:
     found = [pieces(loader, Cursor(epoch=epoch)) for epoch in (0, 3)]
     mixed = np.concatenate([found[0][::2], found[1][::3], found[0][1::2]])
     apart = [make().payload(part) for part in (found[0][::2], found[1][::3], found[0][1::2])]
-    joined = Payload(
-        tokens=[t for part in apart for t in part.tokens],
-        loss_mask=[m for part in apart for m in part.loss_mask],
+    joined = Payload.of(
+        [t for part in apart for t in part.tokens], [m for part in apart for m in part.loss_mask]
     )
     assert same(loader.payload(mixed), joined)
     assert loader.payload(mixed[:0]).tokens == []

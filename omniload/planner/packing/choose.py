@@ -27,10 +27,9 @@ def choose_packs(
     available = int(pack.max()) + 1 if len(pack) else 0
     if available < num_packs:
         return None
-    tokens = np.zeros(available, np.int64)
-    np.add.at(tokens, pack, length)
-    oldest = np.full(available, step, np.int64)
-    np.minimum.at(oldest, pack, born)
+    tokens = np.bincount(pack, length, available).astype(np.int64)  # a pack's fit a double
     # Age counts only from the bound on: among packs that may still wait, fullness decides.
-    oldest[oldest > step - MAX_WAIT_STEPS] = step
+    oldest = np.full(available, step, np.int64)
+    late = np.flatnonzero(born <= step - MAX_WAIT_STEPS)
+    np.minimum.at(oldest, pack[late], born[late])
     return np.lexsort((np.arange(available), -tokens, oldest))[:num_packs]

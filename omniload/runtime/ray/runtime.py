@@ -325,7 +325,7 @@ class RayRuntime:
             raise _PartsLost("; ".join(whys), lost)
         if len(payloads) == 1:
             return payloads[0]
-        places = [part.where.tolist() for part in parts]
+        places = [part.where for part in parts]
         return Payload.gathered(sum(map(len, places)), zip(places, payloads, strict=True))
 
     def _wait(self, refs: list[Any], deadline: float) -> bool:
