@@ -8,16 +8,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from omniload.digests import Digests
 from omniload.errors import MixtureError, SampleError, StateError
 from omniload.mixture import Mixture, SourceSpec
 from omniload.payload import Payload
 from omniload.pieces import Cursor, Failure, SampleChunk
+from omniload.samples.buffer import BUFFER_BYTES
 from omniload.samples.chat import ChatTemplate
 from omniload.samples.convention import Convention
 from omniload.samples.cut import Labels
@@ -36,8 +37,6 @@ from omniload.sources.serial import SerialSource
 from omniload.sources.shuffled import ShuffledRows
 from omniload.sources.split import Split
 
-BUFFER_BYTES = 256 << 20
-"""Default bound on the payload a loader keeps."""
 _KEPT_FAILURES = 1000
 _MOST_BAD_ROWS = 1 << 14
 """Bad rows that a chunk is not made to exceed by another run: each is an object, until it is written or counted."""
@@ -46,16 +45,6 @@ _LEAST_PART = 256
 """Rows of a window below which it is not divided."""
 _SELDOM_S = 1.0
 """Between windows; where they come faster, taking fresh memory for each would cost a sixth of the time."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Digests:
-    """What tells a source, and what is made of it, from any other."""
-
-    of: dict[str, str]
-    """Digests of the ``data``, and of the ``template``, ``tokenizer`` and ``transforms`` that are used on it."""
-    num_files: int
-    """Files it has."""
 
 
 class SourceLoader:

@@ -8,6 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+BUFFER_BYTES = 256 << 20
+"""Default bound on the payload that a loader keeps."""
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

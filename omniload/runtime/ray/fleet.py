@@ -17,15 +17,15 @@ from omniload.observing.events import EventKind, EventLog
 from omniload.pieces import Cursor
 from omniload.runtime.feed import AVOID_S, ChunkReader, LoaderLost
 from omniload.runtime.leases import Lease
-from omniload.runtime.ray.autoscale import Autoscaler, Counters
 from omniload.runtime.ray.calls import Raised
 from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout
 from omniload.runtime.ray.loaders import RemoteLoader, make_loaders
-from omniload.scaling.profile import SourceProfile
 
 if TYPE_CHECKING:
+    from omniload.runtime.ray.autoscale import Autoscaler
     from omniload.runtime.ray.streams import Streams
+    from omniload.scaling.profile import SourceProfile
 
 _PROFILE_S = 0.5
 _LET_GO_S = 10.0
@@ -93,6 +93,8 @@ class Fleet:
 
     async def scale(self, streams: Streams) -> None:
         """Let the scaler see how the stream goes, and give the sources the loaders it decides on."""
+        from omniload.runtime.ray.autoscale import Autoscaler, Counters  # loads what reads sources
+
         going = list(streams)
         if len(going) != 1:  # none, or ranks that go different ways for a moment
             return

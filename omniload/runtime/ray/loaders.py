@@ -6,13 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 
 from omniload.constructor import gather
-from omniload.loader import Digests, SourceLoader, open_loader
+from omniload.digests import Digests
 from omniload.observing.stats import ActorStats, ClientStats
 from omniload.payload import Payload
 from omniload.pieces import Cursor, Failure, SampleChunk
@@ -23,8 +23,11 @@ from omniload.runtime.ray.job import PLANNER, Job
 from omniload.runtime.ray.layout import Layout, Loader
 from omniload.runtime.ray.meter import Meter
 from omniload.runtime.ray.placement import nodes_of, places, preferring
-from omniload.samples.tokenize import Tokenizer
-from omniload.scaling.profile import SourceProfile, profile_source
+
+if TYPE_CHECKING:
+    from omniload.loader import SourceLoader
+    from omniload.samples.tokenize import Tokenizer
+    from omniload.scaling.profile import SourceProfile
 
 _LOOK_UP_S = 10.0
 THREADS = 8
@@ -35,6 +38,8 @@ _GROUPS = {"payload": 4, "health": 1}
 
 class LoaderActor:
     """Reads some of the sources; every method returns its result, or `Raised`.
+
+    Whoever has a handle of an actor imports its module. So what reads is imported by the actor itself, when it does.
 
     Args:
         job: the job.
@@ -119,6 +124,7 @@ class LoaderActor:
         Args:
             seconds: what each may take, about.
         """
+        from omniload.scaling.profile import profile_source
 
         def measured(source: int) -> SourceProfile:
             loader = self._open(source)
@@ -144,6 +150,8 @@ class LoaderActor:
             return self._loaders[source]
 
     def _open(self, source: int) -> SourceLoader:
+        from omniload.loader import open_loader
+
         mixture, settings = self._job.mixture, self._job.settings
         return open_loader(
             mixture.names[source],
@@ -159,6 +167,8 @@ class LoaderActor:
             return None
         with self._reading_tokenizer:
             if self._loaded_tokenizer is None:
+                from omniload.samples.tokenize import Tokenizer
+
                 self._loaded_tokenizer = Tokenizer.from_file(path)
             return self._loaded_tokenizer
 

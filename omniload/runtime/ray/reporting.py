@@ -18,7 +18,6 @@ from omniload.observing.stats import ActorStats, ClientStats, JobStats, SourceSt
 from omniload.observing.timing import Timing
 from omniload.planner import Plan, StreamState
 from omniload.planner.state import scheduled_weights
-from omniload.runtime.ray.gauges import Gauges
 from omniload.runtime.ray.job import Job
 from omniload.runtime.ray.layout import Layout
 
@@ -35,6 +34,8 @@ class Reporter:
     """
 
     def __init__(self, job: Job) -> None:
+        from omniload.runtime.ray.gauges import Gauges  # loads prometheus_client
+
         self._job = job
         self.events = EventLog(job_dir.events_path(job.name), job.name)
         """What happened."""
