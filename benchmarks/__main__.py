@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +43,9 @@ def run(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where benchmarks put their files; by default in memory.")
     ] = None,
+    only: Annotated[
+        str, typer.Option(help="Only measures whose name has this text in it; the JSON's name has it, too.")
+    ] = "",
 ) -> None:
     """Run a benchmark; print its tables and write NAME.json."""
     settings = Settings(quick=quick, directory=directory) if directory else Settings(quick=quick)
@@ -51,25 +56,32 @@ def run(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
     for benchmark in chosen:
-        run_one(benchmark, settings, repeats or settings.sized(5, 2), out)
+        run_one(benchmark, settings, repeats or settings.sized(5, 2), out, only)
 
 
-def run_one(benchmark: Benchmark, settings: Settings, repeats: int, out: Path) -> None:
-    """Run one benchmark; print its tables and write its JSON into ``out``."""
+def run_one(benchmark: Benchmark, settings: Settings, repeats: int, out: Path, only: str = "") -> None:
+    """Run one benchmark, or its measures with ``only`` in their name; print its tables and write JSON into ``out``."""
     place = machine.describe(settings.directory)
     with (
         errors.status(f"{benchmark.name}: setting up") as status,
-        benchmark.contenders(settings) as contenders,
+        benchmark.contenders(settings) as every,
     ):
+        contenders = [one for one in every if only in one.measure]
+        found = {one.measure for one in contenders}
+        benchmark = replace(benchmark, measures=tuple(one for one in benchmark.measures if one.name in found))
+        if not found:
+            names = "; ".join(dict.fromkeys(one.measure for one in every))
+            raise typer.BadParameter(f"{benchmark.name} measures {names}", param_hint="--only")
         samples = interleave(
             contenders,
             repeats,
+            warm_up=any(measure.timed for measure in benchmark.measures),
             on_run=lambda contender: status.update(
                 f"{benchmark.name}: {contender.measure}, {contender.name}"
             ),
         )
     summaries = summarise(benchmark, contenders, samples)
-    path = out / f"{benchmark.name}.json"
+    path = out / f"{'-'.join([benchmark.name, *re.findall('[A-Za-z0-9]+', only)])}.json"
     report.write_json(path, report.to_json(benchmark, settings, place, summaries))
     console.print(report.render(benchmark, place, summaries))
     console.print(f"[dim]{path}[/]\n", soft_wrap=True)

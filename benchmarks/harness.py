@@ -23,7 +23,11 @@ class Sample:
 
 
 def interleave(
-    contenders: Sequence[Contender], repeats: int, *, on_run: Callable[[Contender], None] | None = None
+    contenders: Sequence[Contender],
+    repeats: int,
+    *,
+    warm_up: bool = True,
+    on_run: Callable[[Contender], None] | None = None,
 ) -> list[list[Sample]]:
     """Run every contender once to warm up, then all of them in ``repeats`` rounds.
 
@@ -33,6 +37,7 @@ def interleave(
     Args:
         contenders: in the order of the first round.
         repeats: number of rounds, at least 1.
+        warm_up: False where nothing is timed, and a round before the first would only take time.
         on_run: told of every run that begins.
 
     Returns:
@@ -46,7 +51,7 @@ def interleave(
         raise ValueError(f"repeats: {repeats} is below 1; one round is the least that can be measured")
     samples: list[list[Sample]] = [[] for _ in contenders]
     indices = range(len(contenders))
-    for number in range(-1, repeats):
+    for number in range(-1 if warm_up else 0, repeats):
         for index in reversed(indices) if number % 2 else indices:
             if on_run:
                 on_run(contenders[index])

@@ -6,9 +6,11 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -175,6 +177,26 @@ def test_a_run_prints_tables_and_writes_its_file(tmp_path: Path, capsys: pytest.
     outcome = json.loads((tmp_path / "trivial.json").read_text())
     assert [len(result["samples"]) for result in outcome["results"]] == [3, 3]
     assert "ours" in capsys.readouterr().out
+
+
+def test_a_part_of_a_benchmark_runs_alone_and_has_a_file_of_its_own(tmp_path: Path):
+    log: list[str] = []
+    runs = [contender("floor", log=log), contender("floor", DURATION, log=log)]
+    settings = Settings(quick=True, directory=tmp_path)
+    command.run_one(benchmark(runs, RATE, DURATION), settings, 2, tmp_path, "wait")
+    outcome = json.loads((tmp_path / "trivial-wait.json").read_text())
+    assert [result["measure"] for result in outcome["results"]] == ["wait"]
+    assert len(log) == 3, "a warm-up and two rounds of the one measure, none of the other"
+    with pytest.raises(typer.BadParameter, match="trivial measures copy; wait"):
+        command.run_one(benchmark(runs, RATE, DURATION), settings, 2, tmp_path, "nothing")
+
+
+def test_what_is_not_timed_is_not_warmed_up(tmp_path: Path):
+    log: list[str] = []
+    counted = replace(RATE, timed=False)
+    trivial = benchmark([contender("floor", counted, log=log)], counted)
+    command.run_one(trivial, Settings(quick=True, directory=tmp_path), 2, tmp_path)
+    assert log == ["floor"] * 2
 
 
 def test_the_command_line_refuses_what_is_not_there(tmp_path: Path):
