@@ -132,8 +132,9 @@ def load(
     The random number generators of Python, NumPy and PyTorch go on where this rank saved them; on another number of
     ranks they are seeded anew, from the run, the step and the rank.
 
-    What several ranks need is read by one of them and handed on over connections made for this call, so that the job
-    reads each byte once; no collective of a process group is called.
+    What several ranks need is read by one of them and handed on, through shared memory to ranks of the same machine and
+    else over connections made for this call, so that the job reads each byte once; no collective of a process group is
+    called.
 
     Args:
         path: Directory or URL of the checkpoint, or an open store.

@@ -14,6 +14,7 @@ from checkpoint.engine.exchange import Exchange
 from checkpoint.engine.match import LoadOptions, Match, StoredView, check_unexpected, match
 from checkpoint.engine.messages import pack, unpack
 from checkpoint.engine.read import PieceReader, ReadStats
+from checkpoint.engine.segment import this_machine
 from checkpoint.engine.sharing import Share, decode_share, decode_wants, encode_wants, share_reads
 from checkpoint.engine.views import Views
 from checkpoint.errors import CoordinationTimeout
@@ -94,10 +95,12 @@ class Loader:
 
     Args:
         coordinator: This rank's seat.
+        machine: What ranks that may share memory have in common; by default, that they run on one machine.
     """
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, machine: bytes | None = None) -> None:
         self._coordinator = coordinator
+        self._machine = machine or this_machine()
 
     def load(
         self,
@@ -188,7 +191,8 @@ class Loader:
             needed = {one for want in wants for one in np.unique(want.tensor_id).tolist()}
             has_all = needed == {one.tensor_id for one in own.match.wanted}
             tables = (own.checkpoint if has_all else checkpoint.narrowed(needed)).tables
-            shares = share_reads(tables, wants, verify=options.verify)
+            is_local = checkpoint.data.local_path("") is not None
+            shares = share_reads(tables, wants, verify=options.verify, is_local=is_local)
             anyone_shares = b"+" if any(shares) else b""
             return [pack([unexpected, share, anyone_shares]) for share in shares]
 
@@ -227,8 +231,9 @@ class Loader:
                 reader,
                 plan.own.views,
                 plan.share,
-                self._coordinator.rank,
-                options.timeout_s,
+                rank=self._coordinator.rank,
+                machine=self._machine,
+                timeout_s=options.timeout_s,
             )
 
         def of_exchange(work: Callable[[Exchange], None]) -> bytes:

@@ -2,7 +2,8 @@
 
 Rank 0 hears which boxes every rank wants and finds the pieces that more than one rank needs. Each of them is read by
 one of those ranks, its *reader*, and handed on to the others. The ranks that need the same pieces share them by bytes;
-each reads its share in *bundles* of a few MiB.
+each reads its share in *bundles* of a few MiB: large ones where a request takes long, small ones where it does not and
+memory for them does.
 
 Bundles have one order for the whole job: all first bundles of the readers by rank, all second ones, and so on. Every
 rank sends its own, and receives those of others, in that order, and a bundle to one receiver after the other. So
@@ -25,7 +26,8 @@ from checkpoint.format.box_table import BoxTable
 from checkpoint.format.codec import RAW_PIECE_BYTES
 from checkpoint.format.index import Tables
 
-_BUNDLE_BYTES: Final = 8 << 20
+_LOCAL_BUNDLE_BYTES: Final = 2 << 20
+_REMOTE_BUNDLE_BYTES: Final = 8 << 20
 
 # If reading twice costs no more than one byte in so many, connecting the ranks would cost more: counters that are
 # replicated beside what is sharded.
@@ -71,7 +73,7 @@ class Share:
     lengths: Ints
 
 
-def share_reads(tables: Tables, wants: Sequence[Wants], *, verify: bool) -> list[bytes]:
+def share_reads(tables: Tables, wants: Sequence[Wants], *, verify: bool, is_local: bool) -> list[bytes]:
     """Decide who reads what; rank 0 does it for all.
 
     Args:
@@ -79,6 +81,7 @@ def share_reads(tables: Tables, wants: Sequence[Wants], *, verify: bool) -> list
         wants: What each rank wants, by rank.
         verify: Whether only whole pieces are read. Otherwise only those are shared that all their ranks want whole:
             ranks that want other parts of a piece read them exactly.
+        is_local: Whether payload is in local files.
 
     Returns:
         What to tell each rank, for :func:`decode_share`; empty for ranks that share nothing. Nobody does if that
@@ -103,7 +106,8 @@ def share_reads(tables: Tables, wants: Sequence[Wants], *, verify: bool) -> list
     if np.sum((num_bytes * (counts - 1))[shared]) * _NEGLIGIBLE <= num_bytes.sum():
         return [b""] * len(wants)
     members = np.repeat(shared, counts)
-    lots, lot_members = _lots(boxes, piece[starts[shared]], needer[members], counts[shared])
+    bundle_bytes = _LOCAL_BUNDLE_BYTES if is_local else _REMOTE_BUNDLE_BYTES
+    lots, lot_members = _lots(boxes, piece[starts[shared]], needer[members], counts[shared], bundle_bytes)
 
     # Every lot once for each rank that needs it.
     lot = np.repeat(np.arange(len(lot_members)), [len(one) for one in lot_members])
@@ -169,7 +173,9 @@ def _needers(
     return pairs // num_ranks, pairs % num_ranks, missing <= 0
 
 
-def _lots(boxes: BoxTable, piece: Ints, needer: Ints, counts: Ints) -> tuple[Lots, list[Ints]]:
+def _lots(
+    boxes: BoxTable, piece: Ints, needer: Ints, counts: Ints, bundle_bytes: int
+) -> tuple[Lots, list[Ints]]:
     """Readers, bundles and lots of shared pieces, and the ranks that need each lot.
 
     Args:
@@ -177,6 +183,7 @@ def _lots(boxes: BoxTable, piece: Ints, needer: Ints, counts: Ints) -> tuple[Lot
         piece: Shared pieces, ascending, ``[n]``.
         needer: Ranks that need each of them, ascending, one piece after the other.
         counts: How many ranks that are, ``[n]``.
+        bundle_bytes: Size of bundles; up to a piece more.
     """
     begins = np.cumsum(counts) - counts
     group, groups = _groups(needer, begins, counts)
@@ -194,7 +201,7 @@ def _lots(boxes: BoxTable, piece: Ints, needer: Ints, counts: Ints) -> tuple[Lot
 
     order = np.lexsort((*place, reader))
     bundle = np.empty_like(piece)
-    bundle[order] = _running(num_bytes[order], reader[order]) // _BUNDLE_BYTES
+    bundle[order] = _running(num_bytes[order], reader[order]) // bundle_bytes
 
     order = np.lexsort((*place, reader, bundle))
     new = np.ones(len(order), dtype=bool)

@@ -234,6 +234,10 @@ class Views:
         row = np.searchsorted(boxes.piece_first, piece, side="right") - 1
         return int(plain + boxes.piece_bytes[piece[boxes.compressed[row]]].sum())
 
+    def num_bytes(self, row: int, first: int, end: int) -> int:
+        """Size of the elements of a run of pieces."""
+        return self._tables.boxes.raw_bytes_of(row, first, end)
+
     def itemsize(self, row: int) -> int:
         """Bytes of a stored element of a box."""
         return int(self._itemsizes[self._tables.boxes.tensor_id(row)])

@@ -154,11 +154,12 @@ def load_simulated(
     strict: bool = True,
     timeout_s: float = 20,
     stores: Sequence[Store] = (),
+    machines: Sequence[bytes] = (),
 ) -> list[LoadReport]:
     """Load into simulated ranks and compare every box bit for bit.
 
     Destinations are contiguous, or with ``flat=False`` strided views of something larger. Each rank may have a store
-    of its own.
+    of its own, and be on a machine of its own: those of equal names share memory. By default all are on one.
     """
 
     def fn(coordinator: Coordinator) -> LoadReport:
@@ -184,7 +185,8 @@ def load_simulated(
         ) -> None:
             seen.append((stored.objects, rank_objects))
 
-        report = Loader(coordinator).load(
+        machine = machines[coordinator.rank] if machines else None
+        report = Loader(coordinator, machine).load(
             stores[coordinator.rank] if stores else store,
             ["model"],
             lambda _: mine,
