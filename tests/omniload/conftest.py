@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -22,17 +21,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One node of a Ray cluster, in which this process is; its address."""
     import ray
 
+    from tests.omniload.ray.jobs import start_ray
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNILOAD_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=200 << 20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
+        start_ray()
         yield ray.get_runtime_context().gcs_address
         ray.shutdown()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -10,20 +9,23 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Mapping
+from typing import Any
 
 import ray
 
 from omniload.errors import LoaderStopped, LoaderTimeout, PlaceError, kind_and_message
-from omniload.observing.job_dir import job_dir
 from omniload.runtime.options import RayOptions
+from omniload.runtime.ray.note import Note
 from omniload.runtime.ray.reaper import Reaper, descendants
+from storage.background import BackgroundThread
 
 logger = logging.getLogger(__name__)
 
 _AUTH_MODE = "RAY_AUTH_MODE"
 _RETRY_S = 0.05
+_LOOK_S = 0.5
+"""How often a process looks whether the one that runs its cluster is there."""
 _QUIET = {
     "enable_timeline": False,
     "event_stats": False,
@@ -56,74 +58,95 @@ class Cluster:
     """The cluster that this process is connected to.
 
     Args:
-        note: where a process of this machine tells the other ranks of the job where it is; None if none does.
-        lock: of the note, if that is this process.
-        reaper: ends what is left of the cluster if this process, which runs it, is killed.
+        note: of the rank 0 that runs it, on this machine; None if it is there whatever becomes of any rank.
+        here: whether that rank is this process.
+        reaper: ends what is left of the cluster if this process, which started it, is killed.
     """
 
-    def __init__(
-        self, note: Path | None = None, lock: IO[str] | None = None, reaper: Reaper | None = None
-    ) -> None:
+    def __init__(self, note: Note | None = None, *, here: bool = False, reaper: Reaper | None = None) -> None:
+        self.ends_here = here
+        """Whether it ends with this process."""
         self._note = note
-        self._lock = lock
         self._reaper = reaper
+        self._left = threading.Event()
+        if note is not None and not here:
+            note.take_part()
+            BackgroundThread(self._watch, name="omniload-cluster", ask_to_end=self._left.set).start()
 
     @property
     def lost(self) -> bool:
-        """Whether the process that told of it is gone, and the cluster with it."""
-        return self._lock is None and self._note is not None and _said(self._note) is None
+        """Whether the process that ran it is gone, and the cluster with it."""
+        return not self.ends_here and self._note is not None and self._note.read() is None
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other processes are in it that it ends under if this one ends."""
+        return self.ends_here and self._note is not None and self._note.others
 
     def check(self) -> None:
         """Raises LoaderStopped if the cluster is lost, or left: whatever called Ray then would start another."""
-        if not ray.is_initialized():
-            raise LoaderStopped("this process left the Ray cluster; make a loader anew to go on")
         if self.lost:
             raise LoaderStopped(
                 "rank 0, which ran the Ray cluster of the job, is gone, and the actors with it; start the job again,"
                 " from a saved state"
             )
+        if not ray.is_initialized():
+            raise LoaderStopped("this process left the Ray cluster; make a loader anew to go on")
 
     def end(self) -> None:
-        """Tell of it no more, and end it if this process runs it."""
+        """Tell of it no more, and end it if this process started it."""
         assert self._note is not None, "of the process that tells of it"
-        assert self._lock is not None, "of the process that tells of it"
+        self._note.withdraw()  # first, so that others that are in it all the same leave it by themselves
         if self._reaper is not None:
             ray.shutdown()
-        self._note.unlink(missing_ok=True)
-        self._lock.close()
-        if self._reaper is not None:
             self._reaper.end()
 
     def forget(self) -> None:
         """In a child that was forked: hold nothing by which others see that this process lives."""
-        if self._lock is not None:
-            self._lock.close()
+        if self._note is not None:
+            self._note.let_go()
         if self._reaper is not None:
             self._reaper.forget()
 
+    def _watch(self) -> None:
+        """Leave the cluster when it is lost. Else Ray would end this process a minute later, whatever it does then."""
+        assert self._note is not None, "which is watched"
+        while not self._left.wait(_LOOK_S):
+            if self.lost:
+                logger.warning(
+                    "ray: rank 0, which ran the Ray cluster of the job, is gone; rank %s goes on without, but for its"
+                    " loaders, which raise LoaderStopped",
+                    os.environ.get("RANK"),
+                )
+                # Calls that this interrupts, and later ones, would have Ray start another.
+                ray._private.auto_init_hook.enable_auto_connect = False
+                ray.shutdown()
+                self._note.let_go()
+                return
 
-_told: Cluster | None = None
-"""The one that this process told the other ranks of; for them it ends with the process."""
+
+_joined: Cluster | None = None
+"""The one that this process is in, if it ends with a rank of the job."""
 
 
-def told() -> bool:
-    """Whether other ranks are in a cluster that ends with this process."""
-    return _told is not None
+def current() -> Cluster:
+    """The one that this process is in."""
+    return _joined or Cluster()
 
 
 def end() -> None:
-    """End the cluster that this process runs."""
-    global _told
-    if _told is not None:
-        _told.end()
-        _told = None
+    """End the cluster that ends with this process, if there is one."""
+    global _joined
+    if _joined is not None and _joined.ends_here:
+        _joined.end()
+        _joined = None
 
 
 def _forget() -> None:
-    global _told
-    if _told is not None:
-        _told.forget()
-        _told = None
+    global _joined
+    if _joined is not None:
+        _joined.forget()
+        _joined = None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -133,16 +156,25 @@ def join(options: RayOptions, job: str, timeout_s: float) -> Cluster:
     """Connect this process to a cluster, if it is not, or start one for the job.
 
     Raises:
+        LoaderStopped: the process that ran the cluster of the job is gone.
         LoaderTimeout: rank 0, which is to start one, does not come.
         PlaceError: the ranks are on several machines, and there is no cluster over them.
     """
-    global _told
-    note, first = job_dir(job) / "ray.json", int(os.environ.get("RANK", "0")) == 0
+    global _joined
     address = options.address or os.environ.get("RAY_ADDRESS")
+    if _joined is not None and (ray.is_initialized() or _joined.lost):
+        _joined.check()
+        return _joined
+    note, first = Note(job), int(os.environ.get("RANK", "0")) == 0
     if ray.is_initialized():
-        if _told is None and first and _world_size() > 1 and not address:
-            _told = Cluster(note, _write(note))  # or the others would wait for one that is never started
-        return _told or Cluster(note if _said(note) is not None else None)
+        if address:
+            return Cluster()
+        if first and _world_size() > 1:
+            _tell(note)  # or the others would wait for one that is never started
+            _joined = Cluster(note, here=True)
+        elif not first and (said := note.read()) is not None:
+            _joined = _joined_by(note, said)
+        return current()
     if address:
         _connect(address)
         return Cluster()
@@ -154,13 +186,28 @@ def join(options: RayOptions, job: str, timeout_s: float) -> Cluster:
         before = descendants()
         _start(options, timeout_s)
         _end_unneeded()
-        _told = Cluster(note, _write(note), Reaper(descendants() - before))
-        return _told
-    said = _wait_for(note, timeout_s)
+        _tell(note)
+        _joined = Cluster(note, here=True, reaper=Reaper(descendants() - before))
+        return _joined
+    said = note.wait(timeout_s)
     if said["auth"] == "token":
         _authenticate()
     _connect(said["address"])
-    return Cluster(note)
+    _joined = _joined_by(note, said)
+    return current()
+
+
+def _tell(note: Note) -> None:
+    """Tell the other ranks where the cluster is that this process is in."""
+    node: Any = ray._private.worker._global_node
+    address = ray.get_runtime_context().gcs_address
+    note.write({"address": address, "auth": os.environ.get(_AUTH_MODE), "runs_it": node.is_head()})
+
+
+def _joined_by(note: Note, said: Mapping[str, Any]) -> Cluster | None:
+    """The cluster that this process is in now, if it is one that ends with the process that wrote the note."""
+    same = said["address"] == ray.get_runtime_context().gcs_address
+    return Cluster(note) if same and said["runs_it"] else None
 
 
 def _world_size() -> int:
@@ -230,42 +277,3 @@ def _authenticate() -> None:
     from ray._private.authentication import authentication_token_setup
 
     authentication_token_setup.maybe_enable_token_auth_if_token_available()
-
-
-def _write(note: Path) -> IO[str]:
-    """Write down where the cluster is; the file is locked as long as this process lives."""
-    written = note.with_suffix(f".{os.getpid()}")
-    file = written.open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    said = {"address": ray.get_runtime_context().gcs_address, "auth": os.environ.get(_AUTH_MODE)}
-    file.write(json.dumps(said))
-    file.flush()
-    written.replace(note)
-    return file
-
-
-def _said(note: Path) -> dict[str, Any] | None:
-    """What a note says, if who wrote it is still there."""
-    try:
-        with note.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:  # it is
-                said: dict[str, Any] = json.load(file)
-                return said
-    except FileNotFoundError:
-        pass
-    return None
-
-
-def _wait_for(note: Path, timeout_s: float) -> dict[str, Any]:
-    """What rank 0 wrote down, once it has."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        said = _said(note)
-        if said is not None:
-            return said
-        time.sleep(_RETRY_S)
-    raise LoaderTimeout(
-        f"ray: rank 0 did not start a cluster within {timeout_s:g} s ({note} does not name one)"
-    )

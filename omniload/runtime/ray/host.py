@@ -50,7 +50,8 @@ from storage.background import BackgroundThread
 logger = logging.getLogger(__name__)
 
 _LEAVING_S = 20.0
-"""How long a process that ends waits for its job's actors to end, or, if it runs the cluster, for the other ranks."""
+"""How long a process that ends waits to be heard and, if it runs the cluster, for the other ranks and the actors."""
+_LOOK_S = 0.05
 
 
 class RayHost:
@@ -95,8 +96,9 @@ class RayHost:
             loader_options={"num_cpus": options.loader_cpus, "resources": dict(options.resources)},
             import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
         )
+        _jobs[name] = self._job
         # Not a method: what is given it must not keep this object alive.
-        self._make = partial(_make, self._job, self._node)
+        self._make = partial(_make, self._job, self._node, self._cluster)
         self._sources = RemoteSources(self._job, self._make)
         self._seat = _Seat(job=self._job, client=self._client, node=self._node, cluster=self._cluster)
         self._goodbye: weakref.finalize[..., Any] | None = None
@@ -152,7 +154,6 @@ class RayHost:
     def _join(self) -> None:
         if self._goodbye is not None:
             return
-        self._cluster.check()
         self._make()
         constructor = self._job.constructor(self._node)
         ask(
@@ -168,8 +169,13 @@ class RayHost:
         self._goodbye.atexit = False
 
 
-def _make(job: Job, node: str) -> None:
-    """Make the actors of a job that are not there, as a rank on a node does."""
+def _make(job: Job, node: str, joined: cluster.Cluster) -> None:
+    """Make the actors of a job that are not there, as a rank on a node does.
+
+    Raises:
+        LoaderStopped: the cluster is gone.
+    """
+    joined.check()
     common = {"namespace": job.namespace, "lifetime": "detached", "get_if_exists": True}
     core = {"max_restarts": -1, "num_cpus": 0, "max_concurrency": 10_000, **common}
     # First, as it tells the other ranks that this node trains.
@@ -222,6 +228,8 @@ _seats: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 """Numbers of the seats that this process has had, by job."""
 _taken: dict[int, _Seat] = {}
 """Those it has now."""
+_jobs: dict[str, Job] = {}
+"""All that it took part in."""
 
 
 def _digest(mixture: Mixture, settings: Settings) -> str:
@@ -236,17 +244,31 @@ def _digest(mixture: Mixture, settings: Settings) -> str:
 
 @atexit.register  # after Ray's own, and so called before it
 def _at_exit() -> None:
-    """Leave every job, and end the cluster if this process started one."""
-    seats = list(_taken.values())
-    for seat in seats:
+    """Leave every job, and end the cluster if this process runs it, once no other process is in it."""
+    for seat in list(_taken.values()):
         seat.leave()
+    try:
+        _wait_for_others(cluster.current())
+    finally:  # also where a signal ends the wait
+        cluster.end()
+
+
+def _wait_for_others(joined: cluster.Cluster) -> None:
+    """Let other ranks of the machine end, and planners remove what they wrote down, if the cluster ends with this."""
     deadline = time.monotonic() + _LEAVING_S
-    if cluster.told():
-        for seat in seats:
-            with suppress(Exception):  # nothing answers any more
-                while time.monotonic() < deadline and seat.job.has(PLANNER):
-                    time.sleep(0.05)
-    cluster.end()
+    while joined.has_others:
+        if time.monotonic() > deadline:
+            logger.warning(
+                "ray: rank 0 ends, and the Ray cluster that it runs, though other ranks were still there %g s after"
+                " it was done; their loaders raise LoaderStopped",
+                _LEAVING_S,
+            )
+            return
+        time.sleep(_LOOK_S)
+    if joined.ends_here:
+        with suppress(Exception):  # nothing answers any more
+            while time.monotonic() < deadline and any(job.has(PLANNER) for job in _jobs.values()):
+                time.sleep(_LOOK_S)
 
 
 def _layout(mixture: Mixture) -> Layout:

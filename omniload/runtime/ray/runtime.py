@@ -111,13 +111,18 @@ class RayRuntime:
 
     def next_step(self) -> Step | End | BaseException:
         """As `Runtime.next_step`."""
-        try:
-            item = self._ready.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise LoaderTimeout(
-                f"step {self._asked} was not ready within {self._timeout_s:g} s; raise timeout_s if the data is that"
-                " slow"
-            ) from None
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                item = self._ready.get(timeout=min(_LOOK_UP_S, self._timeout_s))
+                break
+            except queue.Empty:
+                self._cluster.check()  # who fetches may hang in a call that nobody answers any more
+                if time.monotonic() > deadline:
+                    raise LoaderTimeout(
+                        f"step {self._asked} was not ready within {self._timeout_s:g} s; raise timeout_s if the data is"
+                        " that slow"
+                    ) from None
         if isinstance(item, Step):
             self._asked = item.plan.step + 1
             self._moved.set()
@@ -176,7 +181,12 @@ class RayRuntime:
         try:
             self._fetch_on()
         except BaseException as error:
-            self._ready.put(error)
+            try:
+                self._cluster.check()
+            except LoaderStopped as why:  # of which the other is a consequence
+                self._ready.put(why)
+            else:
+                self._ready.put(error)
 
     def _ask_on(self) -> None:
         """Ask for steps, as far ahead as may be, as long as they are fetched."""

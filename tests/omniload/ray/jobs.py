@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import signal
 import time
@@ -15,6 +16,19 @@ import torch
 from omniload import DataLoader, MixtureLoader
 
 TIMEOUT_S = 60.0
+
+
+def start_ray() -> None:
+    """A cluster of one node, which ends with this process."""
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=200 << 20,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
 
 
 class Jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import ray
 
 from omniload import DataLoader
-from tests.omniload.ray.jobs import digest
+from tests.omniload.ray.jobs import digest, start_ray
 
 
 def say(**said: Any) -> None:
@@ -54,36 +55,53 @@ class Checkpoints:
             written.replace(self._folder / f"step-{step:06}.json")
 
 
-def main(orders: dict[str, Any]) -> None:
+def train(orders: dict[str, Any], rank: int, size: int) -> None:
     """Take the steps of a loader, slowly."""
+    loader = DataLoader(orders["mixture"], execution="ray", dp_rank=rank, dp_size=size, **orders["keys"])
+    say(session=ray._private.worker._global_node.get_session_dir_path())
+    if rank == 0 and orders.get("forks"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(300)
+            os._exit(0)
+        say(child=child)
+    checkpoints = Checkpoints(orders, loader)
+    for group in itertools.islice(loader.steps(), orders.get("takes")):
+        say(step=group[0]["step"])
+        time.sleep(orders["step_s"])
+        checkpoints.trained(group)
+    if orders.get("then") == "closes it":
+        loader.close()
+    if orders.get("then") == "keeps it":
+        _kept.append(loader)
+
+
+_kept: list[Any] = []
+
+
+def main(orders: dict[str, Any]) -> None:
+    """Train, with so many ``loaders`` one after the other, then do other work for ``works_s``.
+
+    In ``orders``, besides: ``starts_ray`` before, if this is rank 0; ``forks`` a child that sleeps, likewise; of each
+    loader ``takes`` so many steps, ``then`` "closes it" or "keeps it", or else it is collected; is ``careless`` about
+    errors.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if rank == 0 and orders.get("starts_ray"):
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=200 << 20,
-            log_to_driver=False,
-        )
+        start_ray()
     try:
-        loader = DataLoader(orders["mixture"], execution="ray", dp_rank=rank, dp_size=size, **orders["keys"])
-        say(session=ray._private.worker._global_node.get_session_dir_path())
-        if rank == 0 and orders.get("forks"):
-            child = os.fork()
-            if child == 0:
-                time.sleep(300)
-                os._exit(0)
-            say(child=child)
-        checkpoints = Checkpoints(orders, loader)
-        for group in loader.steps():
-            say(step=group[0]["step"])
-            time.sleep(orders["step_s"])
-            checkpoints.trained(group)
+        for _ in range(orders.get("loaders", 1)):
+            train(orders, rank, size)
+        say(trained=True)
+        time.sleep(orders.get("works_s", 0.0))
     except Exception as error:
-        traceback.print_exc()
         say(error=type(error).__name__, message=str(error))
+        if orders.get("careless"):
+            raise
+        traceback.print_exc()
         sys.exit(3)
+    say(done=True)
 
 
 if __name__ == "__main__":
