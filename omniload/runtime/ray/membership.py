@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,11 +25,14 @@ class Membership:
 
     Args:
         streams: those of the job; one that nobody takes any more is stopped.
+        clock: seconds that pass.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, clock: Callable[[], float] = time.monotonic) -> None:
         self._streams = streams
-        self._made = time.monotonic()
+        self._clock = clock
+        self._made = clock()
+        self._swept = False
         self._used = False
         self._nodes: dict[str, float] = {}
         # By stream and client: which node said last that it takes steps, and when. By client: what it opened, and when.
@@ -44,16 +47,11 @@ class Membership:
     @property
     def is_over(self) -> bool:
         """Whether nobody takes part any more, or ever did."""
-        return not self._nodes and (self._used or time.monotonic() >= self._made + _UNUSED_S)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the ranks that took streams of a planner before this one have had the time to ask for them again."""
-        return time.monotonic() >= self._made + _SILENT_AFTER_S
+        return not self._nodes and (self._used or self._clock() >= self._made + _UNUSED_S)
 
     def opens(self, stream: str, client: str) -> None:
         """A rank takes a stream from now on, and no other."""
-        now = time.monotonic()
+        now = self._clock()
         self._opened[client] = stream, now
         self._heard[stream, client] = "", now
         for other, _ in self._streams:
@@ -65,7 +63,7 @@ class Membership:
         stream = self._streams.get(name)
         if stream is None:
             return
-        now = time.monotonic()
+        now = self._clock()
         for client, step in asked.items():
             if client not in stream.plans.clients:
                 opened, at = self._opened.get(client, (name, now))
@@ -77,7 +75,7 @@ class Membership:
 
     def decides(self, name: str, client: str) -> None:
         """A rank of some node takes a stream, as it decides about it."""
-        self._heard.setdefault((name, client), ("", time.monotonic()))
+        self._heard.setdefault((name, client), ("", self._clock()))
 
     def leave(self, name: str, node: str, clients: Sequence[str]) -> None:
         """Ranks of a node take no more steps of a stream."""
@@ -88,14 +86,24 @@ class Membership:
     def alive(self, node: str, num_clients: int) -> bool:
         """A node says how many ranks it has; False if those that it had are gone."""
         if num_clients:
-            self._nodes[node] = time.monotonic()
+            self._nodes[node] = self._clock()
             self._used = True
             return True
         return self._nodes.pop(node, None) is None
 
+    def sweep(self) -> None:
+        """Have the logs removed that planners before this one left, once ranks have had the time to ask for them again.
+
+        Raises:
+            StorageError: they cannot be listed, or not be removed; it is not tried again.
+        """
+        if not self._swept and self._clock() >= self._made + _SILENT_AFTER_S:
+            self._swept = True
+            self._streams.sweep()
+
     def forget_silent(self) -> None:
         """Leave out who has not been heard of for long."""
-        since = time.monotonic() - _SILENT_AFTER_S
+        since = self._clock() - _SILENT_AFTER_S
         self._nodes = {node: at for node, at in self._nodes.items() if at > since}
         for (name, client), (_, at) in list(self._heard.items()):
             if at < since:

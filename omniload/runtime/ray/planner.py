@@ -84,7 +84,7 @@ class PlannerActor:
         self._watching: asyncio.Task[None] | None = None
         self._scaling: asyncio.Task[None] | None = None
         self._last_word: asyncio.Task[None] | None = None
-        self._ending = self._swept = False
+        self._ending = False
         # Made anew where every rank is gone, nobody else would call it, and it would stay for ever.
         ray.get_runtime_context().current_actor.wake.remote()
 
@@ -200,9 +200,7 @@ class PlannerActor:
                 await self._report()
                 if self._job.mixture.ray.autoscale and (self._scaling is None or self._scaling.done()):
                     self._scaling = asyncio.get_running_loop().create_task(self._scale())
-                if self._members.is_settled and not self._swept:
-                    self._swept = True
-                    await asyncio.to_thread(self._streams.sweep)
+                await asyncio.to_thread(self._members.sweep)
             except Exception:  # who watches has to go on, whatever happened
                 logger.exception("job %s: the planner's watch", self._job.name)
 

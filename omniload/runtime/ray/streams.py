@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,6 +27,7 @@ from omniload.runtime.ray.fleet import Fleet
 from omniload.runtime.ray.job import Job
 from omniload.runtime.ray.membership import LOST_AFTER_S
 from storage import Store
+from storage.background import BackgroundThread
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -100,9 +100,7 @@ class Streams:
         stream = self._streams.pop(name)
         stream.plans.stop()  # first, so that this is what ends it
         stream.feeds.stop()
-        threading.Thread(
-            target=self._forget, args=(name, stream.plans), name="omniload-forget", daemon=True
-        ).start()
+        BackgroundThread(partial(self._forget, name, stream.plans), name="omniload-forget").start()
 
     def sweep(self) -> None:
         """Remove the logs that planners before this one left, of streams that nobody has asked for again.
