@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from omniload.observing.timing import Timing
 from omniload.payload import Payload
 from omniload.planner import StreamState
 from omniload.planner.decisions import Decision
+from omniload.planner.reader import is_unreachable
 from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import LoaderLost
 from omniload.runtime.plan_stream import Planned
@@ -271,7 +272,8 @@ class RayRuntime:
                     case End() as end:
                         return end
                     case Served() as found:
-                        payload = self._payload(found, patience_s, retries.deadline)
+                        with self._explaining(step):
+                            payload = self._payload(found, patience_s, retries.deadline)
                         if payload is None:
                             return None
                         return self._planned(found), payload
@@ -298,6 +300,20 @@ class RayRuntime:
                         if not isinstance(other, BaseException):
                             other = self._ask_for(later)
                         self._coming.put((later, at_s, other))
+
+    @contextmanager
+    def _explaining(self, step: int) -> Iterator[None]:
+        """Say why a source that may leave the stream ends it all the same, where it does."""
+        try:
+            yield
+        except Exception as error:
+            specs = self._job.mixture.sources.values()
+            if is_unreachable(error) and any(spec.on_unreachable == "drop_source" for spec in specs):
+                error.add_note(
+                    f"step {step} was planned before this source was lost, and a plan is never changed; iterate again"
+                    " once it can be read, or go on from a saved state with a mixture without it"
+                )
+            raise
 
     def _planned(self, served: Served) -> Planned:
         if isinstance(served.planned, Planned):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -56,12 +57,24 @@ def take(ranks: Sequence[MixtureLoader], at: dict[int, Any]) -> dict[tuple[int, 
     found = {}
     for number, groups in enumerate(zip(*(rank.steps() for rank in ranks), strict=True)):
         for group in groups:
-            for lane in group:
-                lane["is_last_in_step"] = lane["lane"] == LANES - 1
-                assert (lane["step"], lane["lane"]) not in found
-                found[lane["step"], lane["lane"]] = digest(lane)
+            lanes = of_group(group)
+            assert not found.keys() & lanes.keys()
+            found |= lanes
         at.get(number + 1, lambda: None)()
     return found
+
+
+def of_group(group: Sequence[Any]) -> dict[tuple[int, int], str]:
+    """Lanes of one rank and step, as those of a rank that has all of them."""
+    for lane in group:
+        lane["is_last_in_step"] = lane["lane"] == LANES - 1
+    return {(lane["step"], lane["lane"]): digest(lane) for lane in group}
+
+
+def add_rest(rank: MixtureLoader, found: dict[tuple[int, int], str]) -> None:
+    """Take steps to the end, and note their lanes."""
+    for group in rank.steps():
+        found |= of_group(group)
 
 
 @pytest.mark.slow
@@ -190,6 +203,46 @@ def test_a_source_that_may_leave_does_so_on_every_rank_at_one_step_and_for_good(
     assert isinstance(replay, MixtureLoader)
     replay.control.replay([decision])
     assert lanes_of(replay) == found
+
+
+@pytest.mark.slow
+def test_a_step_that_was_planned_before_its_source_was_lost_ends_every_rank_until_it_can_be_read(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the source may leave the stream, too: it would with a later step, and a plan is never changed."""
+    caplog.set_level(logging.CRITICAL)
+    mixture = hard_mixture(jobs.folder, steps=40)
+    mixture["sources"]["long"]["on_unreachable"] = "drop_source"
+    # Planned far ahead, and fetched one by one.
+    ahead = {"ray": {"prefetch_bytes": 1}, "prefetch_steps": 8}
+    ranks = [jobs.loader(mixture, dp_rank=rank, dp_size=2, timeout_s=WAIT_S, **ahead) for rank in range(2)]
+    found: dict[tuple[int, int], str] = {}
+    for groups in itertools.islice(zip(*(rank.steps() for rank in ranks), strict=True), KILLED_AT):
+        for group in groups:
+            found |= of_group(group)
+    (jobs.folder / "long").rename(jobs.folder / "gone")
+    jobs.kill("loader")  # it has files open, and payload; whoever takes its place has neither
+    said = []
+    for rank in ranks:
+        with pytest.raises(SourceNotFound, match="long") as raised:
+            add_rest(rank, found)
+        [note] = raised.value.__notes__
+        step = rank.state_dict()["stream"]["step"]
+        assert note.startswith(f"step {step} was planned before this source was lost")
+        assert KILLED_AT <= step < 40
+        said.append((str(raised.value), step))
+    assert said[0] == said[1]
+    assert "\n" not in said[0][0]
+    (jobs.folder / "gone").rename(jobs.folder / "long")
+    for groups in zip(*(rank.steps() for rank in ranks), strict=True):
+        for group in groups:
+            found |= of_group(group)
+    replay = DataLoader(mixture, execution="inline")
+    assert isinstance(replay, MixtureLoader)
+    replay.control.replay(ranks[0].control.log)
+    assert lanes_of(replay) == found
+    for rank in ranks:
+        rank.close()
 
 
 @pytest.mark.slow
