@@ -23,6 +23,7 @@ from omniload.mixture import Mixture
 from omniload.mixture_schema import json_schema
 from omniload.sources.torch_open import open_dataset
 from omniload.sources.torch_stream import BLOCK_ROWS
+from tests.omniload.mixtures import on_both_runtimes
 from tests.omniload.test_dropin_source import Documents
 from tests.omniload.test_source_torch_iterable import FAT, ROWS, Epochs, Plain, Stateful
 
@@ -43,6 +44,7 @@ def named(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+@on_both_runtimes
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_an_object_gives_what_a_function_that_makes_it_gives(kind: type) -> None:
     assert lanes_of(mixture_of(kind())) == lanes_of(mixture_of(named(kind)))
@@ -64,6 +66,7 @@ def test_a_mixture_with_an_object_is_a_mixture_like_any_other(tmp_path: Path) ->
         Mixture.load(json.loads(text))
 
 
+@on_both_runtimes
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_a_state_loads_with_another_object_of_the_kind_and_on_other_ranks(kind: type) -> None:
     expected = lanes_of(mixture_of(kind()))
@@ -99,6 +102,7 @@ class MarkedRows(Plain):
         raise AssertionError("not asked for")
 
 
+@on_both_runtimes
 @pytest.mark.parametrize(
     ("one", "other"),
     [
