@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
@@ -29,9 +30,13 @@ class SaveHandle:
     """An asynchronous save; the state may change as soon as the caller has this.
 
     Made by ``async_save``. A failure that nobody asked for here is raised by the next save on all ranks.
+
+    Attributes:
+        awaited: Set once somebody waits for the save, which from then on leaves the cores to nobody.
     """
 
     def __init__(self, url: str) -> None:
+        self.awaited = threading.Event()
         self._url = url
         self._future: Future[SaveReport] = Future()
         self._seen = False
@@ -63,6 +68,7 @@ class SaveHandle:
             TimeoutError: Not done in time; it goes on.
             Exception: Why the save failed, equal on all ranks.
         """
+        self.awaited.set()
         try:
             error = self._future.exception(timeout)
         except TimeoutError:
@@ -74,6 +80,7 @@ class SaveHandle:
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until it is done, whatever the outcome; whether it is."""
+        self.awaited.set()
         return bool(wait([self._future], timeout).done)
 
     @property

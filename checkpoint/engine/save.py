@@ -214,6 +214,10 @@ class Saver:
         """Copy what the job writes; a failure is told to the other ranks by the background part."""
         try:
             with span("checkpoint.stage", path=job.store.url):
+                # Training would wait for the saves before this one: they leave the cores to it no longer.
+                if self._pool.exhausted:
+                    for handle in self._in_flight:
+                        handle.awaited.set()
                 buffer = self._pool.take(staging_bytes(job.layouts), job.options.timeout_s)
                 job.done = partial(self._pool.give_back, buffer)
                 images = stage(job.layouts, job.views, buffer)
@@ -272,6 +276,7 @@ def _finish(job: _Job, coordinator: Coordinator, *, background: bool) -> None:
                 job.layouts,
                 job.sources,
                 patience_s=job.options.timeout_s * _PATIENCE if background else None,
+                awaited=job.handle.awaited,
             )
             return encode_vote(written, job.rank_objects)
         finally:

@@ -52,6 +52,11 @@ class StagingPool:
         with self._changed:
             self._free.append(buffer)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether :meth:`take` would wait for a buffer to be given back."""
+        return self._num_taken >= _MAX_BUFFERS
+
     def take(self, num_bytes: int, timeout_s: float) -> torch.Tensor:
         """A uint8 tensor of at least ``num_bytes``, until it is given back.
 
@@ -63,7 +68,7 @@ class StagingPool:
             self._preparation.join(timeout_s)
             self._preparation = None
         with self._changed:
-            while self._num_taken >= _MAX_BUFFERS:
+            while self.exhausted:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise CoordinationTimeout(
                         f"{_MAX_BUFFERS} earlier saves are still being written after {timeout_s:g} s; "

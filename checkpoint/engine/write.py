@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ def write_files(
     sources: Sequence[Source],
     *,
     patience_s: float | None = None,
+    awaited: threading.Event | None = None,
 ) -> list[WrittenFile]:
     """Write payload files, each of which appears whole, and durable, or not at all.
 
@@ -150,6 +152,7 @@ def write_files(
         patience_s: In the background: write one file after the other, and leave the cores to training for so long
             (local files only: clients of remote storage have threads of their own). None writes several files at once,
             if this process has the cores for it.
+        awaited: In the background, ends that when it is set. None if nobody may come to wait.
 
     Raises:
         StorageError: One could not be written.
@@ -165,7 +168,7 @@ def write_files(
                     one.cancel()  # after an error: what has not begun
     if not is_local(store.url):
         return [_write_file(store, *file, _at_once) for file in files]
-    with Yielding(patience_s) as yielding:
+    with Yielding(patience_s, awaited or threading.Event()) as yielding:
         return [_write_file(store, *file, yielding.run) for file in files]
 
 

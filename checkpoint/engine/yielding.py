@@ -30,11 +30,13 @@ class Yielding:
     block, and what starts threads that others use afterwards has no business here.
 
     Args:
-        patience_s: From then on calls run in the calling thread, so that busy cores do not hold them up for ever.
+        patience_s: After that, calls run in the calling thread, so that busy cores do not hold them up for ever.
+        awaited: Once it is set, likewise: who waits for the work does not wait for idle cores.
     """
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, awaited: threading.Event) -> None:
         self._until = time.monotonic() + patience_s
+        self._awaited = awaited
         self._thread = ThreadPoolExecutor(1, "checkpoint-write", initializer=_yield_cores)
 
     def __enter__(self) -> Self:
@@ -45,7 +47,7 @@ class Yielding:
 
     def run(self, call: Callable[[], None]) -> None:
         """Call and wait for it."""
-        if time.monotonic() < self._until:
+        if time.monotonic() < self._until and not self._awaited.is_set():
             self._thread.submit(call).result()
         else:
             call()

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from checkpoint.boxes import Box
+from checkpoint.engine.coordination import Coordinator
 from checkpoint.engine.save import Saver
+from checkpoint.handle import SaveHandle
 from tests.checkpoint.simulation import OPTIONS, captured, run_ranks
 from tests.checkpoint.watched_store import WatchedStore
 
@@ -31,8 +34,55 @@ def test_only_saves_in_the_background_yield_the_cores(background: bool, tmp_path
 
     mine = captured({"t": torch.ones(3)}, {"t": [[Box((0,), (3,))]]}, 0)
     store = WatchedStore(str(tmp_path), hook)
-    run_ranks(1, lambda one: Saver(one).save(store, lambda: mine, OPTIONS, background=background).result(20))
+
+    def save(coordinator: Coordinator) -> None:
+        handle = Saver(coordinator).save(store, lambda: mine, OPTIONS, background=background)
+        until = time.monotonic() + 20
+        while not handle.done():  # result() would end the yielding
+            assert time.monotonic() < until, "the save is not done after 20 s"
+            time.sleep(0.01)
+        handle.result(20)
+
+    run_ranks(1, save)
     assert seen == {19 if background else niceness()}
+
+
+@pytest.mark.parametrize("waits", ["result", "wait", "a third save"])
+def test_who_waits_for_a_save_ends_its_yielding(waits: str, tmp_path: Path) -> None:
+    """The first save goes on only when it knows of that; until then it holds its staging memory."""
+    handles: list[SaveHandle] = []
+    told = []
+    begun = threading.Event()
+
+    def hook(point: str) -> None:
+        if point.startswith("before data") and not told:
+            begun.wait(20)
+            told.append(handles[0].awaited.wait(20))
+
+    mine = captured({"t": torch.ones(3)}, {"t": [[Box((0,), (3,))]]}, 0)
+
+    def save(coordinator: Coordinator) -> None:
+        saver = Saver(coordinator)
+
+        def begin() -> None:
+            store = WatchedStore(tmp_path / str(len(handles)), hook)
+            handles.append(saver.save(store, lambda: mine, OPTIONS, background=True))
+
+        begin()
+        begin()
+        assert not handles[0].awaited.is_set()
+        begun.set()
+        if waits == "result":
+            handles[0].result(40)
+        elif waits == "wait":
+            saver.wait(40)
+        else:
+            begin()
+            assert told == [True]
+        saver.wait(40)
+
+    run_ranks(1, save)
+    assert told == [True]
 
 
 def test_memory_is_flat_over_fifty_saves(tmp_path: Path) -> None:

@@ -175,6 +175,25 @@ def test_patience_ends_and_the_rest_is_written_at_full_priority(tmp_path: Path) 
     assert int(written.stored_bytes[0]) == 3 * PIECE_BYTES
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is that of the whole process")
+def test_what_somebody_waits_for_is_written_at_full_priority(tmp_path: Path) -> None:
+    """The wait begins while the first of three blocks is written."""
+    seen = []
+    awaited = threading.Event()
+
+    def hook(point: str) -> None:
+        if point.startswith("after data"):
+            seen.append(niceness())
+            awaited.set()
+
+    tensors = locals_of([3 * PIECE_BYTES])
+    found = lay_out(0, tensors, np.arange(1), {})
+    sources = [Live(*one) for one in zip(found, views_of(found, tensors), strict=True)]
+    before = niceness()
+    write_files(WatchedStore(str(tmp_path), hook), found, sources, patience_s=600, awaited=awaited)
+    assert seen == [19, before, before]
+
+
 def test_what_fails_on_the_yielding_thread_is_raised_by_the_caller() -> None:
     threads = []
 
@@ -182,6 +201,6 @@ def test_what_fails_on_the_yielding_thread_is_raised_by_the_caller() -> None:
         threads.append(threading.current_thread())
         raise NoSpace("here", "full")
 
-    with Yielding(20) as yielding, pytest.raises(NoSpace, match="here"):
+    with Yielding(20, threading.Event()) as yielding, pytest.raises(NoSpace, match="here"):
         yielding.run(fail)
     assert threads != [threading.current_thread()]
