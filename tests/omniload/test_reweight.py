@@ -16,7 +16,7 @@ from omniload import DataLoader, MixtureLoader
 from omniload.errors import DecisionError
 from omniload.planner.decisions import to_json
 from omniload.reweight import ExponentiatedGradient, LossReweighter
-from tests.omniload.mixtures import hard_mixture
+from tests.omniload.mixtures import hard_mixture, on_both_runtimes
 
 STEPS = 30
 NAMES = ["filtered", "long", "short", "tripled"]
@@ -82,6 +82,7 @@ def test_the_update_is_that_of_doremi() -> None:
     assert rule(9, losses, weights) == pytest.approx(expected, rel=1e-11)
 
 
+@on_both_runtimes
 def test_a_replay_of_the_log_needs_neither_rule_nor_losses(tmp_path: Path) -> None:
     seen: list[tuple[int, Mapping[str, float]]] = []
     rule = ExponentiatedGradient(rate=0.3, min_share=0.02)
@@ -107,6 +108,7 @@ def test_a_replay_of_the_log_needs_neither_rule_nor_losses(tmp_path: Path) -> No
     assert trained(loader_of(tmp_path), None) != reference, "the weights changed nothing"
 
 
+@on_both_runtimes
 def test_a_resume_goes_on_reweighting_as_the_run_would_have(tmp_path: Path) -> None:
     rule = ExponentiatedGradient(rate=0.3, min_share=0.02)
     loader = loader_of(tmp_path)
@@ -178,6 +180,7 @@ def test_a_source_without_weight_needs_no_loss(tmp_path: Path) -> None:
         assert decision.weights["short"] == decision.weights["tripled"] == 0
 
 
+@on_both_runtimes
 def test_losses_that_come_too_late_are_refused_and_more_delay_lets_them_in_time(tmp_path: Path) -> None:
     with loader_of(tmp_path) as loader:
         steps = loader.steps()

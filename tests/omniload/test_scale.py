@@ -15,6 +15,7 @@ import pytest
 
 import storage
 from omniload import DataLoader
+from tests.omniload.mixtures import on_both_runtimes
 from tests.omniload.token_files import put_megatron
 
 
@@ -67,6 +68,7 @@ def test_a_thousand_files_take_no_more_reads_before_the_first_batch_than_ten() -
     assert sizes[1000] <= sizes[10] + 8
 
 
+@on_both_runtimes
 def test_the_state_of_a_thousand_sources_takes_as_much_for_each_as_that_of_ten(tmp_path: Path) -> None:
     pq.write_table(table(0, 40, 100), tmp_path / "x.parquet", row_group_size=10)
     per_source = {}
