@@ -26,7 +26,7 @@ from checkpoint.format.box_table import BoxTable
 from checkpoint.format.codec import RAW_PIECE_BYTES
 from checkpoint.format.index import Tables
 
-_LOCAL_BUNDLE_BYTES: Final = 2 << 20
+_LOCAL_BUNDLE_BYTES: Final = 4 << 20
 _REMOTE_BUNDLE_BYTES: Final = 8 << 20
 
 # If reading twice costs no more than one byte in so many, connecting the ranks would cost more: counters that are
