@@ -96,6 +96,12 @@ class PlanStream:
         return self._next
 
     @property
+    def first(self) -> int:
+        """The first step that is kept, or else the one that is planned next."""
+        with self._moved:
+            return min(self._outcomes, default=self._next)
+
+    @property
     def after(self) -> StreamState:
         """The stream before the step that is planned next."""
         return self._planner.state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,6 +19,44 @@ from omniload.runtime.ray.loaders import remote_loaders
 
 READERS = 16
 """Reads that wait for loaders at once."""
+
+
+class Holders:
+    """Which loaders have the pieces of steps at hand: looked up once for a step, whoever asks for it.
+
+    Args:
+        feeds: of the sources, by their numbers.
+    """
+
+    def __init__(self, feeds: Sequence[SourceFeed]) -> None:
+        self._feeds = feeds
+        self._of_steps: dict[int, np.ndarray] = {}
+
+    def of(self, step: int, pieces: np.ndarray) -> np.ndarray:
+        """``uint8[n]``: which of the loaders of its source has each of ``PIECE[n]``, the pieces of a step."""
+        if step not in self._of_steps:
+            self._of_steps[step] = self._look_up(pieces)
+        return self._of_steps[step]
+
+    def release(self, before: int) -> None:
+        """Steps before this one are not asked for any more."""
+        self._of_steps = {step: found for step, found in self._of_steps.items() if step >= before}
+
+    def clear(self) -> None:
+        """Sources are shared among other loaders than before."""
+        self._of_steps = {}
+
+    def _look_up(self, pieces: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(pieces), np.uint8)
+        by_source = np.argsort(pieces["source"], kind="stable")
+        sources, begins = np.unique(pieces["source"][by_source], return_index=True)
+        for source, (begin, end) in zip(
+            sources.tolist(), itertools.pairwise([*begins.tolist(), len(pieces)]), strict=True
+        ):
+            if self._feeds[source].is_shared:
+                here = by_source[begin:end]
+                found[here] = self._feeds[source].holders(pieces[here])
+        return found
 
 
 class Feeds:
@@ -44,6 +84,8 @@ class Feeds:
             )
             for source, name in enumerate(job.mixture.names)
         ]
+        self.holders = Holders(self._feeds)
+        """Which of those actors have what is planned at hand."""
         self.stopped = False
 
     @property
@@ -67,19 +109,11 @@ class Feeds:
                 self._fleet.source_lost(self._names[source], error)
             raise
 
-    def holders(self, pieces: np.ndarray) -> np.ndarray:
-        """``uint8[n]``: which of the loaders of its source has each of ``PIECE[n]`` at hand."""
-        found = np.zeros(len(pieces), np.uint8)
-        for source, feed in enumerate(self._feeds):
-            if feed.is_shared:
-                here = np.flatnonzero(pieces["source"] == source)
-                found[here] = feed.holders(pieces[here])
-        return found
-
     def share(self, job: Job, layout: Layout) -> None:
         """Read from other actors from now on."""
         for source, feed in enumerate(self._feeds):
             feed.share(remote_loaders(job, layout, source), len(layout.shadows(source)))
+        self.holders.clear()
 
     def stop(self) -> None:
         """Begin no further reads."""

@@ -25,7 +25,6 @@ import ray
 from omniload.errors import LoaderStopped
 from omniload.observing.events import EventKind
 from omniload.observing.stats import ActorStats, ClientStats
-from omniload.pieces import PIECE
 from omniload.planner import StreamState
 from omniload.planner.decisions import Decision, to_json
 from omniload.runtime.plan_stream import Outcome, Planned
@@ -42,7 +41,7 @@ from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-_NO_PIECES = np.empty(0, PIECE)
+_NONE = np.empty(0, np.uint8)
 _LAST_WORD_S = 0.2
 _CLOSE_S = 5.0
 """Limit of the removal of what a job wrote down for itself."""
@@ -127,7 +126,10 @@ class PlannerActor:
         if isinstance(outcome, BaseException):
             return Raised(told(outcome))
         known = layout == self._fleet.layout.version
-        holders = stream.feeds.holders(outcome.plan.pieces if isinstance(outcome, Planned) else _NO_PIECES)
+        holders = _NONE
+        if isinstance(outcome, Planned):
+            stream.feeds.holders.release(stream.plans.first)
+            holders = stream.feeds.holders.of(outcome.plan.step, outcome.plan.pieces)
         return Reply(outcome=outcome, layout=None if known else self._fleet.layout, holders=holders)
 
     async def ask(self, name: str, node: str, asked: Mapping[str, int]) -> None:

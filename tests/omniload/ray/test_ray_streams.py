@@ -1,16 +1,24 @@
-"""What the planner's actor keeps of streams: the logs of planners before it."""
+"""What the planner's actor keeps of streams: who has their payload, and the logs of planners before it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from omniload.mixture import Mixture
+import numpy as np
+import pytest
+
+from omniload.mixture import Mixture, SourceSpec
 from omniload.observing.events import EventLog
+from omniload.pieces import Cursor, SampleChunk
 from omniload.planner import StreamState
+from omniload.runtime.feed import SourceFeed
 from omniload.runtime.options import Settings
 from omniload.runtime.plan_log import PlanLog
+from omniload.runtime.ray.feeds import Holders
 from omniload.runtime.ray.fleet import Fleet
 from omniload.runtime.ray.job import Job
 from omniload.runtime.ray.layout import deal
@@ -18,8 +26,70 @@ from omniload.runtime.ray.membership import Membership
 from omniload.runtime.ray.streams import Streams
 from storage import Store
 from tests.omniload.mixtures import hard_mixture
+from tests.omniload.planning import FakeMetadata
 
 STEPS = 3
+METADATA = FakeMetadata([[[3, 4]] * 41], seq_len=8)
+SPEC = SourceSpec(path=("memory",), weight=1, on_exhausted="repeat")
+
+
+class Reader:
+    """Reads rows from memory."""
+
+    def read(self, cursor: Cursor, max_samples: int) -> SampleChunk:
+        """The chunk from a cursor on."""
+        return METADATA.read(0, cursor)
+
+    def evict(self, fraction: float) -> None:
+        """There is no payload."""
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Where reads run."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_holders_of_a_step_are_those_of_each_source_and_looked_up_once(pool: ThreadPoolExecutor) -> None:
+    """Until the step is released, or sources are shared among others."""
+    feeds = [
+        SourceFeed(str(source), SPEC, [Reader() for _ in range(num_loaders)], pool, timeout_s=60)
+        for source, num_loaders in enumerate((3, 1, 2, 2))
+    ]
+    tables = []
+    for source in (0, 1, 3):  # the third gives nothing to the step
+        cursor = Cursor()
+        for _ in range(6):
+            chunk = feeds[source].read(cursor)
+            cursor = chunk.end
+            tables.append(chunk.pieces.copy())
+            tables[-1]["source"] = source
+    pieces = np.random.default_rng(0).permutation(np.concatenate(tables))
+    holders = Holders(feeds)
+    found = holders.of(7, pieces)
+    assert found.dtype == np.uint8
+    one_by_one = [
+        feeds[piece["source"][0]].holders(piece)[0] if piece["source"][0] != 1 else 0
+        for piece in np.split(pieces, len(pieces))
+    ]
+    assert found.tolist() == one_by_one
+    assert {
+        (source, holder) for source, holder in zip(pieces["source"].tolist(), one_by_one, strict=True)
+    } == {
+        *((0, holder) for holder in range(3)),
+        (1, 0),
+        *((3, holder) for holder in range(2)),
+    }
+    assert holders.of(7, pieces) is found
+    holders.release(before=7)
+    assert holders.of(7, pieces) is found, "it is not released yet"
+    holders.release(before=8)
+    again = holders.of(7, pieces)
+    assert again is not found
+    holders.clear()
+    assert holders.of(7, pieces) is not again
+    assert holders.of(8, pieces[:0]).shape == (0,)
 
 
 def job_of(folder: Path) -> Job:
