@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,15 @@ SAMPLES = 40
 def mixture_of(folder: Path) -> dict[str, Any]:
     write_parquet(folder / "data.parquet", token_rows(0, 200, 30))
     source = {"path": str(folder / "data.parquet"), "weight": 1, "on_exhausted": "repeat"}
-    return {
-        "seq_len": 32,
-        "packs": 4,
-        "lanes": 4,
-        "steps": 6,
-        "labels": "hf",
-        "execution": "inline",
-        "sources": {"a": source},
-    }
+    return {"seq_len": 32, "packs": 4, "lanes": 4, "steps": 6, "labels": "hf", "sources": {"a": source}}
 
 
-def as_launched(rank: int, ranks: int) -> None:
-    """What a launcher tells each process."""
+def as_launched(rank: int, ranks: int, folder: Path) -> None:
+    """What a launcher tells each process; so mixtures are loaded on Ray, in a cluster of these processes' own."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {key: str(value) for key, value in place.items()}
     os.environ |= {"ACCELERATE_USE_CPU": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ["OMNILOAD_RUNTIME_DIR"] = str(folder / "runtime")
 
 
 def of_lanes(lanes: list[Any]) -> list[Any]:
@@ -51,7 +45,7 @@ def of_lanes(lanes: list[Any]) -> list[Any]:
 
 def _prepared(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     """Batches of prepared loaders: whole epochs, the rest of one after `load_state`, and of others."""
-    as_launched(rank, ranks)
+    as_launched(rank, ranks, folder)
     from accelerate import Accelerator
 
     from omniload.integrations.accelerate import PreparedLoader, prepare
@@ -89,6 +83,7 @@ def _prepared(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         if len(half) == 5:
             break
     assert isinstance(lanes, PreparedLoader)
+    assert "omniload.runtime.ray.host" in sys.modules, "they are loaded on Ray"
     with pytest.raises(
         PlaceError, match=rf"rank 0 of 1, and this process is {rank} of {ranks}: pass dp_rank"
     ):
@@ -168,7 +163,7 @@ def trainer_of(folder: Path, data: Any, **arguments: Any) -> Any:
 
 
 def _trained(rank: int, ranks: int, folder: Path) -> list[dict[str, Any]]:
-    as_launched(rank, ranks)
+    as_launched(rank, ranks, folder)
     results = []
     for name, data, arguments in (
         ("dataset", Rows(SAMPLES), {}),
