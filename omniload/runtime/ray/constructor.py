@@ -285,8 +285,9 @@ class ConstructorActor:
             # Where the pieces of each of the lanes begin, among those asked for.
             bounds = np.searchsorted(where, starts)
             ask = loader.bundles.options(num_returns=len(wanted))
-            refs = ask.remote(pieces[where], bounds.tolist(), self._done.pop(name, []))
-            at.asked.append((name, pieces[where]))
+            asked = pieces.take(where)
+            refs = ask.remote(asked, bounds.tolist(), self._done.pop(name, []))
+            at.asked.append((name, asked))
             for i, ref in enumerate(refs if len(wanted) > 1 else [refs]):
                 if bounds[i] < bounds[i + 1]:
                     part = where[bounds[i] : bounds[i + 1]] - starts[i]

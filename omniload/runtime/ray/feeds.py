@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from omniload.errors import LoaderStopped
-from omniload.pieces import Cursor, SampleChunk
+from omniload.pieces import Cursor, SampleChunk, by_source
 from omniload.planner.reader import is_unreachable
 from omniload.runtime.feed import SourceFeed
 from omniload.runtime.ray.fleet import Fleet
@@ -48,14 +47,9 @@ class Holders:
 
     def _look_up(self, pieces: np.ndarray) -> np.ndarray:
         found = np.zeros(len(pieces), np.uint8)
-        by_source = np.argsort(pieces["source"], kind="stable")
-        sources, begins = np.unique(pieces["source"][by_source], return_index=True)
-        for source, (begin, end) in zip(
-            sources.tolist(), itertools.pairwise([*begins.tolist(), len(pieces)]), strict=True
-        ):
+        for source, where in by_source(pieces):
             if self._feeds[source].is_shared:
-                here = by_source[begin:end]
-                found[here] = self._feeds[source].holders(pieces[here])
+                found[where] = self._feeds[source].holders(pieces.take(where))
         return found
 
 

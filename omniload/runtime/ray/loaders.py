@@ -15,7 +15,7 @@ from omniload.constructor import gather
 from omniload.digests import Digests
 from omniload.observing.stats import ActorStats, ClientStats
 from omniload.payload import Payload
-from omniload.pieces import Cursor, Failure, SampleChunk
+from omniload.pieces import Cursor, Failure, SampleChunk, by_source
 from omniload.runtime.bundle import Bundle
 from omniload.runtime.feed import LoaderLost
 from omniload.runtime.ray.calls import Raised, answer, ask, result
@@ -105,9 +105,9 @@ class LoaderActor:
     def release(self, done: Sequence[np.ndarray]) -> None:
         """As `SourceLoader.release`, for tables of pieces of any of the sources."""
         for pieces in done:
-            for source in np.unique(pieces["source"]).tolist():
+            for source, where in by_source(pieces):
                 if source in self._loaders:
-                    self._loaders[source].release(pieces[pieces["source"] == source])
+                    self._loaders[source].release(pieces.take(where))
 
     def origins(self, source: int, file: int, block: int, rows: np.ndarray) -> Any:
         """As `SourceLoader.origins`."""
