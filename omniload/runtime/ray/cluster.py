@@ -26,6 +26,8 @@ _AUTH_MODE = "RAY_AUTH_MODE"
 _RETRY_S = 0.05
 _LOOK_S = 0.5
 """How often a process looks whether the one that runs its cluster is there."""
+_LEAVING_S = 20.0
+"""How long leaving a cluster that is gone is waited for."""
 _QUIET = {
     "enable_timeline": False,
     "event_stats": False,
@@ -68,10 +70,14 @@ class Cluster:
         """Whether it ends with this process."""
         self._note = note
         self._reaper = reaper
-        self._left = threading.Event()
+        self._ending = threading.Event()
+        self._watching: BackgroundThread | None = None
         if note is not None and not here:
             note.take_part()
-            BackgroundThread(self._watch, name="omniload-cluster", ask_to_end=self._left.set).start()
+            self._watching = BackgroundThread(
+                self._watch, name="omniload-cluster", ask_to_end=self._ending.set
+            )
+            self._watching.start()
 
     @property
     def lost(self) -> bool:
@@ -86,6 +92,9 @@ class Cluster:
     def check(self) -> None:
         """Raises LoaderStopped if the cluster is lost, or left: whatever called Ray then would start another."""
         if self.lost:
+            # An error that nobody catches Ray tells the cluster, for which it would wait if this were still in it.
+            if self._watching is not None:
+                self._watching.join(_LEAVING_S)
             raise LoaderStopped(
                 "rank 0, which ran the Ray cluster of the job, is gone, and the actors with it; start the job again,"
                 " from a saved state"
@@ -111,7 +120,7 @@ class Cluster:
     def _watch(self) -> None:
         """Leave the cluster when it is lost. Else Ray would end this process a minute later, whatever it does then."""
         assert self._note is not None, "which is watched"
-        while not self._left.wait(_LOOK_S):
+        while not self._ending.wait(_LOOK_S):
             if self.lost:
                 logger.warning(
                     "ray: rank 0, which ran the Ray cluster of the job, is gone; rank %s goes on without, but for its"
