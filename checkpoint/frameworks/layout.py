@@ -89,11 +89,12 @@ def range_boxes(
         UnsupportedLayout: If the memory is on the meta device or not dense.
     """
     _check_dense(name, memory)
-    boxes = _range_layout(tuple(shape), start, start + memory.numel())
-    ends = itertools.accumulate(box.num_elements for box in boxes)
-    detached = memory.detach()
-    views = [detached[end - box.num_elements : end] for box, end in zip(boxes, ends, strict=True)]
-    return boxes, tuple(view.view(box.lengths) for box, view in zip(boxes, views, strict=True))
+    boxes, begins, strides = _range_layout(tuple(shape), start, start + memory.numel(), memory.stride(0))
+    detached, first = memory.detach(), memory.storage_offset()
+    return boxes, tuple(
+        detached.as_strided(box.lengths, of_box, first + begin)
+        for box, begin, of_box in zip(boxes, begins, strides, strict=True)
+    )
 
 
 def dtensor_boxes(
@@ -154,8 +155,19 @@ def _explicit_order(tensor: DTensor) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 @lru_cache(maxsize=4096)
-def _range_layout(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:
-    return tuple(flat_boxes(shape, start, stop))
+def _range_layout(
+    shape: tuple[int, ...], start: int, stop: int, stride: int
+) -> tuple[tuple[Box, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The boxes of a range, and in the storage of its memory where each begins, from the first on, and its strides."""
+    boxes = tuple(flat_boxes(shape, start, stop))
+    sizes = (stride * box.num_elements for box in boxes)
+    begins = tuple(itertools.accumulate(sizes, initial=0))[: len(boxes)]
+    return boxes, begins, tuple(_contiguous(box.lengths, stride) for box in boxes)
+
+
+def _contiguous(lengths: Sequence[int], stride: int) -> tuple[int, ...]:
+    """Strides of elements that lie in row-major order, each so far from the one before."""
+    return tuple(itertools.accumulate(reversed(lengths[1:]), int.__mul__, initial=stride))[::-1][: len(lengths)]
 
 
 @lru_cache(maxsize=4096)
