@@ -167,9 +167,8 @@ def _range_layout(
 
 def _contiguous(lengths: Sequence[int], stride: int) -> tuple[int, ...]:
     """Strides of elements that lie in row-major order, each so far from the one before."""
-    return tuple(itertools.accumulate(reversed(lengths[1:]), int.__mul__, initial=stride))[::-1][
-        : len(lengths)
-    ]
+    strides = itertools.accumulate(reversed(lengths[1:]), int.__mul__, initial=stride)
+    return tuple(strides)[::-1] if lengths else ()
 
 
 @lru_cache(maxsize=4096)
