@@ -98,8 +98,8 @@ class Exchange:
         self._share = share
         self._rank = rank
         lots = share.lots
-        own = np.flatnonzero(lots.reader == rank)
-        self._bundles = _runs(own, lots.bundle[own])
+        self._own = np.flatnonzero(lots.reader == rank)  # lots that this rank reads
+        self._bundles = _runs(self._own, lots.bundle[self._own])
         self._peers = sorted({*lots.reader.tolist(), *share.receiver.tolist()} - {rank})
         self._connections = Connections(rank, self._peers, timeout_s)
         self._segments = Segments(rank, machine, timeout_s)
@@ -161,8 +161,7 @@ class Exchange:
             self.close()
 
     def _send(self) -> None:
-        lots = self._share.lots
-        own = np.flatnonzero(lots.reader == self._rank)
+        lots, own = self._share.lots, self._own
         self._reader.check_headers(spread(lots.first[own], lots.end[own] - lots.first[own]))
         with ThreadPoolExecutor(_NUM_AHEAD, thread_name_prefix="checkpoint-share") as pool:
             ahead: deque[Future[Mapping[int, Sequence[Bytes]]]] = deque()

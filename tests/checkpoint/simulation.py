@@ -231,6 +231,20 @@ def layouts(draw: st.DrawFn, shape: Sequence[int], world_size: int) -> Layout:
     return ranks
 
 
+@st.composite
+def resharded(
+    draw: st.DrawFn, saving: int, loading: int
+) -> tuple[Tensors, dict[str, Layout], dict[str, Layout]]:
+    """One to three tensors, and the boxes of the ranks that save them and of those that load them."""
+    tensors, saved, loaded = {}, {}, {}
+    for index in range(draw(st.integers(1, 3))):
+        key, shape = f"t{index}", draw(shapes)
+        tensors[key] = random_bits(shape, draw(st.sampled_from(DTYPES)), seed=index)
+        saved[key] = draw(layouts(shape, saving))
+        loaded[key] = draw(layouts(shape, loading))
+    return tensors, saved, loaded
+
+
 def _cut(box: Box, dim: int, at: int) -> list[Box]:
     offsets, lengths = list(box.offsets), list(box.lengths)
     left = Box(box.offsets, (*lengths[:dim], at, *lengths[dim + 1 :]))

@@ -20,15 +20,13 @@ from storage import Store
 from storage.errors import Transient
 from tests.checkpoint.counting_store import CountingStore, Range
 from tests.checkpoint.simulation import (
-    DTYPES,
     OPTIONS,
     Layout,
     Tensors,
-    layouts,
     load_simulated,
     random_bits,
+    resharded,
     save_simulated,
-    shapes,
 )
 
 _numbers = itertools.count()
@@ -157,12 +155,7 @@ def test_counters_beside_shards_are_read_by_each_rank(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 def test_no_byte_is_read_twice_whatever_the_layouts(data: st.DataObject) -> None:
     w, v = data.draw(st.integers(1, 4), label="w"), data.draw(st.integers(2, 4), label="v")
-    tensors, saved, loaded = {}, {}, {}
-    for index in range(data.draw(st.integers(1, 3))):
-        shape = data.draw(shapes)
-        tensors[f"t{index}"] = random_bits(shape, data.draw(st.sampled_from(DTYPES)), seed=index)
-        saved[f"t{index}"] = data.draw(layouts(shape, w))
-        loaded[f"t{index}"] = data.draw(layouts(shape, v))
+    tensors, saved, loaded = data.draw(resharded(w, v))
     url = f"memory://exchange/{next(_numbers)}"
     codec = data.draw(st.sampled_from(["none", "zstd"]))
     save_simulated(Store(url), w, tensors, saved, options=replace(OPTIONS, compression={"model": codec}))

@@ -36,15 +36,13 @@ from storage import Store
 from storage.spans import Span, add_listener, remove_listener
 from tests.checkpoint.counting_store import CountingStore
 from tests.checkpoint.simulation import (
-    DTYPES,
     OPTIONS,
     held,
-    layouts,
     load_simulated,
     raised_by_ranks,
     random_bits,
+    resharded,
     save_simulated,
-    shapes,
 )
 from tests.distributed import run_distributed
 
@@ -86,12 +84,7 @@ def messages() -> Iterator[Counter[bool]]:
 def test_any_ranks_on_any_machines_load_the_same_bits(data: st.DataObject) -> None:
     """All on one, each on its own, and all that lies between; the simulation compares every box bit for bit."""
     w, v = data.draw(st.integers(1, 4), label="w"), data.draw(st.integers(1, 8), label="v")
-    tensors, saved, loaded = {}, {}, {}
-    for index in range(data.draw(st.integers(1, 3))):
-        shape = data.draw(shapes)
-        tensors[f"t{index}"] = random_bits(shape, data.draw(st.sampled_from(DTYPES)), seed=index)
-        saved[f"t{index}"] = data.draw(layouts(shape, w))
-        loaded[f"t{index}"] = data.draw(layouts(shape, v))
+    tensors, saved, loaded = data.draw(resharded(w, v))
     url = f"memory://exchange_shared/{next(_numbers)}"
     codec = data.draw(st.sampled_from(["none", "zstd"]))
     save_simulated(Store(url), w, tensors, saved, options=replace(OPTIONS, compression={"model": codec}))
