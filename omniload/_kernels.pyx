@@ -8,26 +8,38 @@ functions in Python, which say what they do and give the same results to the bit
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_GetBuffer, PyBuffer_Release
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memmove
+from libc.string cimport memcpy, memmove
 
 cdef extern from *:
     """
     /* The arrays of a step are larger than the caches, and are read when other steps have been made. Stores that go
        past the caches need no read of the line before, which halves the traffic. All x86-64 processors have them. */
+    #include <stdint.h>
+    #include <string.h>
     #if defined(__x86_64__) || defined(_M_X64)
     #include <emmintrin.h>
-    #define STREAM_64(to, value) _mm_stream_si64((long long *) (to), (value))
-    #define STREAM_32(to, value) _mm_stream_si32((int *) (to), (value))
-    #define STREAMED() _mm_sfence()
+    static void omniload_stream(char *to, const char *from, int64_t num_bytes) {  /* of elements of 4 or 8 bytes */
+        for (; num_bytes > 0 && ((uintptr_t) to & 15); to += 4, from += 4, num_bytes -= 4) {
+            int one;
+            memcpy(&one, from, 4);
+            _mm_stream_si32((int *) to, one);
+        }
+        for (; num_bytes >= 16; to += 16, from += 16, num_bytes -= 16)
+            _mm_stream_si128((__m128i *) to, _mm_loadu_si128((const __m128i *) from));
+        for (; num_bytes > 0; to += 4, from += 4, num_bytes -= 4) {
+            int one;
+            memcpy(&one, from, 4);
+            _mm_stream_si32((int *) to, one);
+        }
+    }
+    #define OMNILOAD_STREAMED() _mm_sfence()
     #else
-    #define STREAM_64(to, value) (*(to) = (value))
-    #define STREAM_32(to, value) (*(to) = (value))
-    #define STREAMED() ((void) 0)
+    #define omniload_stream(to, from, num_bytes) memcpy(to, from, num_bytes)
+    #define OMNILOAD_STREAMED() ((void) 0)
     #endif
     """
-    void STREAM_64(int64_t *to, int64_t value) noexcept nogil
-    void STREAM_32(int32_t *to, int32_t value) noexcept nogil
-    void STREAMED() noexcept nogil
+    void omniload_stream(char *to, const char *from_, int64_t num_bytes) noexcept nogil
+    void OMNILOAD_STREAMED() noexcept nogil
 
 
 cdef int64_t _NUMBER = 0xFFFFFFFF  # of a pack, in the lower half of an entry
@@ -555,55 +567,80 @@ cdef int _kind(const Py_buffer *view) except 0:
     raise TypeError(f"tokens of buffer format {view.format.decode()}, not integers")
 
 
+cdef enum:
+    # Elements made in the nearest cache, where loops are vectorised, and streamed from there. As a number in the steps of
+    # loops below, since Cython wants to know their sign.
+    _CHUNK = 256
+
+
 cdef void _copy(
     const token_t *tokens, const Piece *piece, Out *out, int64_t start, int64_t count, bint shifted, int32_t number
 ) noexcept nogil:
-    cdef int64_t j, following
-    cdef int64_t *ids = out.input_ids + start
-    cdef int64_t *wanted
-    for j in range(count):
-        STREAM_64(ids + j, tokens[j])
-    if out.wanted != NULL and shifted:
-        wanted = out.wanted + start
-        following = min(count, piece.available - 1)
-        if piece.mask == NULL:
+    cdef int64_t first, size, following, j
+    cdef const token_t *of_chunk
+    cdef const uint8_t *mask
+    cdef int64_t chunk[_CHUNK]
+    for first in range(0, count, 256):
+        size = min(_CHUNK, count - first)
+        of_chunk = tokens + first
+        for j in range(size):
+            chunk[j] = of_chunk[j]
+        omniload_stream(<char *> (out.input_ids + start + first), <const char *> chunk, size * 8)
+        if out.wanted == NULL:
+            continue
+        following = size
+        if shifted:  # the target of a token is the next one of its sample
+            of_chunk += 1
+            following = max(min(size, piece.available - 1 - first), 0)
+        mask = NULL if piece.mask == NULL else piece.mask + (of_chunk - tokens)
+        if mask == NULL:
             for j in range(following):
-                STREAM_64(wanted + j, tokens[j + 1])
+                chunk[j] = of_chunk[j]
         else:
             for j in range(following):
-                STREAM_64(wanted + j, tokens[j + 1] if piece.mask[j + 1] else -100)
-        for j in range(following, count):
-            STREAM_64(wanted + j, -100)
-    elif out.wanted != NULL:
-        wanted = out.wanted + start
-        STREAM_64(wanted, -100)
-        if piece.mask == NULL:
-            for j in range(1, count):
-                STREAM_64(wanted + j, tokens[j])
-        else:
-            for j in range(1, count):
-                STREAM_64(wanted + j, tokens[j] if piece.mask[j] else -100)
+                chunk[j] = of_chunk[j] if mask[j] else -100
+        for j in range(following, size):
+            chunk[j] = -100
+        if not shifted and first == 0:
+            chunk[0] = -100
+        omniload_stream(<char *> (out.wanted + start + first), <const char *> chunk, size * 8)
     _place(out, start, count, number)
 
 
 cdef void _pad(Out *out, int64_t start, int64_t count) noexcept nogil:
-    cdef int64_t j
-    for j in range(start, start + count):
-        STREAM_64(out.input_ids + j, 0)
+    _repeat_64(out.input_ids + start, 0, count)
     if out.wanted != NULL:
-        for j in range(start, start + count):
-            STREAM_64(out.wanted + j, -100)
+        _repeat_64(out.wanted + start, -100, count)
     _place(out, start, count, 0)
 
 
+cdef void _repeat_64(int64_t *to, int64_t value, int64_t count) noexcept nogil:
+    cdef int64_t first, j
+    cdef int64_t chunk[_CHUNK]
+    for j in range(min(_CHUNK, count)):
+        chunk[j] = value
+    for first in range(0, count, 256):
+        omniload_stream(<char *> (to + first), <const char *> chunk, min(_CHUNK, count - first) * 8)
+
+
 cdef void _place(Out *out, int64_t start, int64_t count, int32_t number) noexcept nogil:
-    cdef int64_t j
+    cdef int64_t first, size, j
+    cdef int64_t positions[_CHUNK]
+    cdef int32_t segments[_CHUNK]
     if out.position_ids != NULL:
-        for j in range(count):
-            STREAM_64(out.position_ids + start + j, j)
+        for first in range(0, count, 256):
+            size = min(_CHUNK, count - first)
+            for j in range(size):
+                positions[j] = first + j
+            omniload_stream(
+                <char *> (out.position_ids + start + first), <const char *> positions, size * 8
+            )
     if out.segment_ids != NULL:
-        for j in range(count):
-            STREAM_32(out.segment_ids + start + j, number)
+        for j in range(min(_CHUNK, count)):
+            segments[j] = number
+        for first in range(0, count, 256):
+            size = min(_CHUNK, count - first)
+            omniload_stream(<char *> (out.segment_ids + start + first), <const char *> segments, size * 4)
 
 
 cdef void _fill_one(
@@ -682,10 +719,51 @@ def fill(
                 _fill_one(&pieces[i], &out, starts[i], lengths[i], shifted, <int32_t> numbers[i])
             for i in range(padding_starts.shape[0]):
                 _pad(&out, padding_starts[i], padding_lengths[i])
-            STREAMED()
+            OMNILOAD_STREAMED()
     finally:
         for i in range(num_views):
             PyBuffer_Release(&views[i])
         free(views)
         free(whole)
         free(pieces)
+
+
+def gather(list values not None, const int64_t[:, ::1] places not None, joined not None):
+    """Copy parts of arrays end to end; see `omniload.gather`. All are C-contiguous and of one item size.
+
+    Args:
+        values: the arrays.
+        places: ``[3, n]``: the array that each part lies in, and its bounds there.
+        joined: as long as the parts together; filled in.
+    """
+    cdef Py_ssize_t n = places.shape[1], num_arrays = len(values), num_views = 0, i
+    cdef int64_t at = 0, length
+    cdef Py_ssize_t item
+    cdef char *to
+    assert places.shape[0] == 3
+    cdef Py_buffer *views = <Py_buffer *> malloc((num_arrays + 1) * sizeof(Py_buffer))
+    try:
+        if views == NULL:
+            raise MemoryError
+        PyObject_GetBuffer(joined, &views[0], PyBUF_FORMAT | PyBUF_WRITABLE)
+        num_views = 1
+        item = views[0].itemsize
+        for i in range(num_arrays):
+            PyObject_GetBuffer(values[i], &views[i + 1], PyBUF_FORMAT)
+            num_views += 1
+            assert views[i + 1].itemsize == item
+        for i in range(n):
+            assert 0 <= places[0, i] < num_arrays
+            assert 0 <= places[1, i] <= places[2, i] <= views[places[0, i] + 1].len // item
+            at += places[2, i] - places[1, i]
+        assert at * item == views[0].len
+        to = <char *> views[0].buf
+        with nogil:
+            for i in range(n):
+                length = (places[2, i] - places[1, i]) * item
+                memcpy(to, <const char *> views[places[0, i] + 1].buf + places[1, i] * item, length)
+                to += length
+    finally:
+        for i in range(num_views):
+            PyBuffer_Release(&views[i])
+        free(views)

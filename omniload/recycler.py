@@ -1,47 +1,71 @@
 """Memory for large arrays, used again once nobody refers to it.
 
-A step's lanes take tens of megabytes. In fresh memory the kernel clears every page before it is written, which costs
-as much as filling the lanes; in memory that was used before it costs nothing.
+A step's lanes take tens of megabytes, and the blocks they come from as many again. In fresh memory the kernel clears
+every page before it is written, which costs as much as the work itself; in memory that was used before it costs
+nothing.
 """
 
 from __future__ import annotations
 
 import mmap
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
-MAX_IDLE = 8
-"""Blocks of one size kept for the next array: a few steps' worth. More are given back to the system."""
+_LEAST_BYTES = 1 << 18
+"""Smaller arrays are left to numpy."""
 
 
 class Recycler:
-    """Makes uninitialised arrays, and takes their memory back when the last view of them is gone."""
+    """Makes uninitialised arrays, and takes their memory back when the last view of them is gone. Thread-safe.
 
-    def __init__(self) -> None:
-        self._idle: dict[int, list[mmap.mmap]] = {}
+    Args:
+        max_idle: blocks of memory kept for the next arrays; of more, the oldest are given back to the system.
+    """
+
+    def __init__(self, max_idle: int = 16) -> None:
+        self._max_idle = max_idle
+        self._idle: list[mmap.mmap] = []  # changed by operations that are atomic, and so without a lock
 
     def empty(self, length: int, dtype: npt.DTypeLike) -> np.ndarray:
         """An uninitialised array, as `numpy.empty` gives it.
 
         Args:
-            length: elements, at least 1.
+            length: elements.
             dtype: of an element.
         """
         num_bytes = length * np.dtype(dtype).itemsize
-        idle = self._idle.setdefault(num_bytes, [])
-        # Private, so that a forked child gets a copy and does not see what this process writes later.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        block = idle.pop() if idle else mmap.mmap(-1, num_bytes, flags=flags)
-        array = np.frombuffer(block, dtype)
+        if num_bytes < _LEAST_BYTES:
+            return np.empty(length, dtype)
+        block = self._take(num_bytes)
+        array = np.frombuffer(block, dtype, length)
         # A view of an array refers to the array that owns the memory, or, as here, to the one made from a foreign
         # buffer. So while any view lives, tensors made from one included, this array does.
-        weakref.finalize(array, _take_back, idle, block).atexit = False
+        weakref.finalize(array, _take_back, self._idle, block, self._max_idle).atexit = False
         return array
 
+    def _take(self, num_bytes: int) -> mmap.mmap:
+        for block in self._idle[::-1]:
+            if num_bytes <= len(block) <= num_bytes + num_bytes // 4:
+                with suppress(ValueError):  # another thread has taken it
+                    self._idle.remove(block)
+                    return block
+        size = (
+            num_bytes + num_bytes // 8
+        )  # fits one that is a little larger, too; no page of the rest is touched
+        # Private, so that a forked child gets a copy and does not see what this process writes later.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
-def _take_back(idle: list[mmap.mmap], block: mmap.mmap) -> None:
-    # Runs wherever the last reference went, so it takes no lock; list operations are atomic.
-    if len(idle) < MAX_IDLE:
-        idle.append(block)
+
+BLOCKS = Recycler(max_idle=8)
+"""What blocks are read into, of all sources of a process: they come and go one by one."""
+
+
+def _take_back(idle: list[mmap.mmap], block: mmap.mmap, max_idle: int) -> None:
+    # Runs wherever the last reference went, so it takes no lock.
+    idle.append(block)
+    while len(idle) > max_idle:
+        with suppress(IndexError):
+            del idle[0]

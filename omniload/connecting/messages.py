@@ -32,7 +32,6 @@ from omniload.runtime.steps import End, Step
 
 _LENGTH = struct.Struct("<I")
 _ALIGNED = 64
-_SMALLEST = 1 << 12
 
 
 class StepWriter:
@@ -83,12 +82,16 @@ class StepWriter:
         text = json.dumps({**header, "arrays": described}).encode()
         sizes = [array.nbytes for array in arrays.values()]
         starts = _starts(len(text), sizes)
-        message = buffer_of(starts[-1], self._recycler)
+        message = self._recycler.empty(starts[-1], np.uint8)
         message[: _LENGTH.size] = np.frombuffer(_LENGTH.pack(len(text)), np.uint8)
-        message[_LENGTH.size : _LENGTH.size + len(text)] = np.frombuffer(text, np.uint8)
+        at = _LENGTH.size + len(text)
+        message[_LENGTH.size : at] = np.frombuffer(text, np.uint8)
         for start, array in zip(starts, arrays.values(), strict=False):
-            place = message[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            message[at:start] = 0  # what is between arrays would be what the memory had before
+            at = start + array.nbytes
+            place = message[start:at].view(array.dtype).reshape(array.shape)
             place[...] = array
+        message[at:] = 0
         return message
 
 
@@ -121,7 +124,7 @@ class StepReader:
 
     def buffer(self, size: int) -> np.ndarray:
         """``uint8[size]``: room for a message."""
-        return buffer_of(size, self._recycler)
+        return self._recycler.empty(size, np.uint8)
 
     def read(self, message: np.ndarray, before: StreamState) -> Step | End | BaseException:
         """The step, or what there is in its place.
@@ -146,12 +149,6 @@ class StepReader:
             quarantined=(),
             decided=tuple(map(from_json, header["decided"])),
         )
-
-
-def buffer_of(size: int, recycler: Recycler) -> np.ndarray:
-    """``uint8[size]``, uninitialised: messages are hardly twice of one size, and use each other's memory."""
-    room = max(_SMALLEST, 1 << (size - 1).bit_length())
-    return recycler.empty(room, np.uint8)[:size]
 
 
 def error_to_json(error: BaseException) -> dict[str, Any]:

@@ -145,22 +145,19 @@ def unpack(
     runs = Segments(plan, numbers, bounds).runs(view)
     size = runs.num_tokens
 
-    def empty(dtype: type[np.generic]) -> np.ndarray:
-        return recycler.empty(max(size, 1), dtype)[:size]
-
     named: Arrays = {}
     if Needs.INPUTS in view.needs:
-        named["input_ids"] = empty(np.int64)
+        named["input_ids"] = recycler.empty(size, np.int64)
         named["input_ids"][:] = arrays["tokens"]
     if "kept" in arrays:
         key = "targets" if "following" in arrays else "labels"
-        named[key] = empty(np.int64)
+        named[key] = recycler.empty(size, np.int64)
         _fill_targets(named[key], arrays, runs)
     if "position_ids" in derived:
-        named["position_ids"] = empty(np.int64)
+        named["position_ids"] = recycler.empty(size, np.int64)
         runs.fill_positions(named["position_ids"])
     if "segment_ids" in derived:
-        named["segment_ids"] = empty(np.int32)
+        named["segment_ids"] = recycler.empty(size, np.int32)
         runs.fill_segments(named["segment_ids"])
 
     extras: list[Arrays] = [{} for _ in numbers]

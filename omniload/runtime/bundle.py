@@ -13,6 +13,7 @@ from typing import Self
 
 import numpy as np
 
+from omniload.gather import gather
 from omniload.payload import Payload, narrowest
 from omniload.samples.extras import Arrays
 
@@ -47,7 +48,7 @@ class Bundle:
             ]
             mask = np.packbits(np.concatenate(every))
         return cls(
-            tokens=_joined(payload.tokens),
+            tokens=_joined(payload),
             bounds=_bounds(ends - begins),
             mask=mask,
             masked=masked,
@@ -79,10 +80,13 @@ class Bundle:
         return Payload(values=[self.tokens] * len(masks), masks=masks, places=places, arrays=arrays)
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _joined(payload: Payload) -> np.ndarray:
     """All tokens in the narrowest type that holds them."""
-    joined = np.concatenate(parts) if parts else np.empty(0, np.uint16)
-    if joined.dtype in (np.uint8, np.uint16):
+    _, begins, ends = payload.places
+    dtype = np.result_type(*{one.dtype for one in payload.values}) if payload.values else np.dtype(np.uint16)
+    joined = np.empty(int((ends - begins).sum()), dtype)
+    gather(payload.values, payload.places, joined)
+    if dtype in (np.uint8, np.uint16):
         return joined
     return joined.astype(narrowest(int(joined.max(initial=0))))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from omniload.payload import narrowest
+from omniload.recycler import BLOCKS
 from omniload.samples.convention import IGNORED_LABEL
 
 
@@ -45,7 +46,7 @@ class TokenBlock:
             wrong = (values < 0) | (values >= limit)
             self._reasons.append((f"token id that is not in [0, {limit})", self._any(wrong)))
         narrow = np.dtype(narrowest(min(most, 2**32 - 1)))
-        self.values: np.ndarray = values.astype(narrow) if narrow.itemsize < values.dtype.itemsize else values
+        self.values: np.ndarray = _cast(values, narrow) if narrow.itemsize < values.dtype.itemsize else values
         """``int[tokens]``: the ids of all rows, in the narrowest type: what is kept is mostly these."""
         self.trained: np.ndarray | None = (
             None if labels is None else self._read_labels(_joined(labels), values)
@@ -117,6 +118,12 @@ def _offsets(array: pa.Array) -> np.ndarray:
 def _largest(values: np.ndarray) -> int:
     """The largest id; one pass tells of negative ones too, as they are large when read as unsigned."""
     return int(values.view(f"u{values.dtype.itemsize}").max(initial=0))
+
+
+def _cast(values: np.ndarray, dtype: np.dtype[np.unsignedinteger]) -> np.ndarray:
+    cast = BLOCKS.empty(len(values), dtype)
+    np.copyto(cast, values, casting="unsafe")
+    return cast
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:

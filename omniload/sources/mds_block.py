@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from omniload.gather import gather
 from omniload.lazy import lazy
+from omniload.recycler import BLOCKS
 from omniload.sources.mds_encodings import Encoding, Flat
 from omniload.sources.protocol import BadRow, Row
 
@@ -90,11 +92,13 @@ class MdsBlock:
         if len(self._data):
             starts, sizes, good = flat.find(self._data, starts, sizes)
             bad = bad | ~good
-        sizes = np.where(bad, 0, sizes)
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        values = _gather(self._data, starts, sizes, ends).view(flat.dtype)
+        starts, sizes = np.where(bad, 0, starts), np.where(bad, 0, sizes)
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.stack([np.zeros_like(starts), starts, starts + sizes])
+        values = BLOCKS.empty(int(bounds[-1]), np.uint8)
+        gather([self._data], places, values)
         return pa.LargeListArray.from_arrays(
-            ends // flat.dtype.itemsize, values, mask=pa.array(bad) if bad.any() else None
+            bounds // flat.dtype.itemsize, values.view(flat.dtype), mask=pa.array(bad) if bad.any() else None
         )
 
 
@@ -122,17 +126,3 @@ def _find_values(
     sizes = np.stack([np.full(num_rows, size) if size else next(of_stored) for size in fixed])  # [columns, n]
     ends = bounds[:-1] + head_bytes + np.cumsum(sizes, axis=0)
     return ends - sizes, sizes, ends[-1] != bounds[1:]
-
-
-def _gather(data: np.ndarray, starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Bytes ``starts[i]:starts[i] + sizes[i]``, one after the other; ``ends`` are the bounds in the result."""
-    steps = np.diff(starts)
-    if len(steps) and (steps == steps[0]).all() and (sizes == sizes[0]).all() and steps[0] >= sizes[0]:
-        shape = (len(sizes), int(sizes[0]))  # a matrix, as of samples that were packed when they were written
-        span = data[starts[0] : int(starts[-1]) + shape[1]]
-        return np.lib.stride_tricks.as_strided(span, shape, (int(steps[0]), 1), writeable=False).flatten()
-    gathered = np.empty(int(ends[-1]), dtype=np.uint8)
-    source, target = data.data, gathered.data  # slices of which cost less than those of arrays
-    for start, size, begin in zip(starts.tolist(), sizes.tolist(), ends.tolist(), strict=False):
-        target[begin : begin + size] = source[start : start + size]
-    return gathered

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omniload.errors import CorruptSource
+from omniload.recycler import BLOCKS
 from omniload.sources.mds_index import Shard
 from omniload.sources.mds_unpack import unpack
 from omniload.sources.runs import Runs
@@ -85,7 +86,7 @@ class ShardReader:
         found, wanted, into = [], [], []
         for ranges in groups:
             ends = np.cumsum([end - start for start, end in ranges]).tolist()
-            found.append(np.empty(ends[-1], dtype=np.uint8))  # spares clearing it first
+            found.append(BLOCKS.empty(ends[-1], np.uint8))
             wanted += [(self.path, start, end) for start, end in ranges]
             into += [found[-1].data[at:end] for at, end in zip([0, *ends], ends, strict=False)]
         self.store.read_ranges(wanted, into)

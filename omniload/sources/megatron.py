@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from omniload.errors import SourceNotFound
+from omniload.recycler import BLOCKS
 from omniload.sources.listing import Listing
 from omniload.sources.megatron_index import Documents, MegatronIndex
 from omniload.sources.protocol import FileEntry
@@ -108,7 +109,7 @@ class MegatronSource:
         """The tokens of the sequences in order; those of neighbours are read at once, as a rule of all."""
         dtype, path = self._index(file).dtype, self._tokens[file].path
         at = np.concatenate([[0], np.cumsum(found.sizes)])  # of each sequence in what is read
-        values = np.empty(int(at[-1]) // dtype.itemsize, dtype=dtype)
+        values = BLOCKS.empty(int(at[-1]) // dtype.itemsize, dtype)
         into = values.view(np.uint8).data
         leaps = found.pointers[1:] != found.pointers[:-1] + found.sizes[:-1]
         runs = np.concatenate([[0], np.flatnonzero(leaps) + 1])[: len(found.sizes)]

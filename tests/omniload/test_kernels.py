@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.fill import Layout, TokenArrays, fill, fill_in_python
+from omniload.gather import gather, gather_in_python
 from omniload.kernels import KERNELS
 from omniload.payload import Payload
 from omniload.planner.packing import best_fit_decreasing
@@ -154,3 +155,38 @@ def test_tokens_of_a_type_that_is_no_integer_are_refused() -> None:
     )
     with pytest.raises(TypeError, match="buffer format"):
         fill(Payload.of([np.array([1.0, 2.0])], [None]), layout, arrays(2, "", False))
+
+
+@needs_kernels
+@settings(max_examples=300)
+@given(seeds, st.integers(1, 4), st.integers(0, 40), st.sampled_from(["u1", "u2", "<i4", "i8", "?"]))
+def test_parts_of_arrays_are_laid_end_to_end_as_the_python_one_does(
+    seed: int, num_arrays: int, size: int, dtype: str
+) -> None:
+    generator = np.random.default_rng(seed)
+    values = [generator.integers(0, 2, generator.integers(0, 30)).astype(dtype) for _ in range(num_arrays)]
+    array = generator.integers(0, num_arrays, size)
+    room = np.array([len(one) for one in values], np.int64)[array]
+    bounds = np.sort(generator.integers(0, room[:, None] + 1, (size, 2)), axis=1)
+    places = np.stack([array, *bounds.T])
+    got, expected = (np.empty((bounds[:, 1] - bounds[:, 0]).sum(), dtype) for _ in range(2))
+    gather(values, places, got)
+    gather_in_python(values, places, expected)
+    assert np.array_equal(got, expected)
+
+
+def test_parts_of_arrays_of_several_types_come_in_one_that_holds_all() -> None:
+    values = [np.array([1, 2, 255], np.uint8), np.array([70_000], np.uint32)]
+    got = np.empty(3, np.uint32)
+    gather(values, np.array([[0, 1], [1, 0], [3, 1]]), got)
+    assert got.tolist() == [2, 255, 70_000]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "places", [[[1], [0], [1]], [[0], [2], [1]], [[0], [0], [4]], [[0], [-1], [1]], [[0], [0], [2]]]
+)
+def test_parts_outside_their_arrays_are_refused(places: list[list[int]]) -> None:
+    out = np.empty(1, np.int64)
+    with pytest.raises(AssertionError):
+        gather([np.arange(3)], np.array(places), out)
