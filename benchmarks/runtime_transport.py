@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 import omniload
 from benchmarks.definition import Benchmark, Contender, Kind, Measure, Settings
 from benchmarks.loading import peers
-from benchmarks.loading.corpus import VOCABULARY, write_tokens
+from benchmarks.loading.corpus import VOCABULARY, as_arrow, write_tokens
 from omniload.payload import Payload
 from omniload.runtime.bundle import Bundle
 from omniload.runtime.ray import cluster
@@ -25,7 +25,8 @@ _PACKS = 256
 """So that a step is 2.1 M tokens, 4 MiB as they travel."""
 _DOCUMENT_TOKENS = 1024
 
-_HOP, _PATH = "one hop", "whole path"
+_HOP = "one hop"
+_PATHS = {"Parquet": "whole path, from Parquet", "Arrow": "whole path, from Arrow"}
 _COPY = "copy of the same bytes"
 _INLINE = "omniload.DataLoader, threads of the rank"
 
@@ -35,8 +36,9 @@ class _Holder:
 
     def __init__(self, num_tokens: int) -> None:
         tokens = np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, np.uint16)
-        documents = np.split(tokens, range(_DOCUMENT_TOKENS, num_tokens, _DOCUMENT_TOKENS))
-        self._payload = Payload.of(documents, [None] * len(documents))
+        bounds = np.arange(0, num_tokens + 1, _DOCUMENT_TOKENS)
+        places = np.stack([np.zeros_like(bounds[1:]), bounds[:-1], bounds[1:]])
+        self._payload = Payload(values=[tokens], masks=[None], places=places)
 
     def bundle(self) -> Bundle:
         return Bundle.of(self._payload)
@@ -60,39 +62,55 @@ class _Rows(Dataset[Any]):
 def _contenders(settings: Settings) -> Iterator[Sequence[Contender]]:
     packs, steps = settings.sized(_PACKS, 32), settings.sized(32, 4)
     num_tokens = packs * _SEQ_LEN
-    with tempfile.TemporaryDirectory(dir=settings.directory, prefix="runtime_transport-") as name:
-        corpus = write_tokens(Path(name), settings.sized(40_000_000, 2_000_000))
-        mixture = corpus.mixture(seed=1, seq_len=_SEQ_LEN, packs=packs, lanes=_LANES, steps=10**6)
-        keys: dict[str, Any] = {"derived": (), "timeout_s": 120}
-        shared = omniload.DataLoader(mixture, execution="ray", ray={"job": "transport", "loaders": 1}, **keys)
-        alone = omniload.DataLoader(mixture, execution="inline", **keys)
-        tokens = np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, np.uint16)
-        rows = peers.FixedRows(np.tile(tokens, max(1, steps // 4)), _SEQ_LEN)
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, np.uint16)
+    rows = peers.FixedRows(np.tile(tokens, max(1, steps // 4)), _SEQ_LEN)
+    with (
+        tempfile.TemporaryDirectory(dir=settings.directory, prefix="runtime_transport-") as name,
+        ExitStack() as open_,
+    ):
+        stored = write_tokens(Path(name), settings.sized(40_000_000, 2_000_000))
+        open_.callback(cluster.end)
+        ours: list[Contender] = []
+        for kind, corpus in (("Parquet", stored), ("Arrow", as_arrow(stored))):
+            mixture = corpus.mixture(seed=1, seq_len=_SEQ_LEN, packs=packs, lanes=_LANES, steps=10**6)
+            ours += _paths(mixture, _PATHS[kind], steps, open_)
         holder = ray.remote(_Holder).options(num_cpus=0).remote(num_tokens)
-        try:
-            yield [
-                _contender(_COPY, _HOP, Kind.FLOOR, lambda: _copies(tokens, steps)),
-                _contender("loader actor to rank", _HOP, Kind.OURS, lambda: _hops(holder, steps)),
-                _contender(
-                    "torch worker to its loader, int64",
-                    _HOP,
-                    Kind.PEER,
-                    lambda: _worker_tokens(num_tokens, steps),
-                ),
-                _contender(_INLINE, _PATH, Kind.OURS, lambda: _taken(alone, steps)),
-                _contender(f"{_INLINE} (A/A)", _PATH, Kind.CONTROL, lambda: _taken(alone, steps)),
-                _contender("omniload.DataLoader, on Ray", _PATH, Kind.OURS, lambda: _taken(shared, steps)),
+        yield [
+            _contender(_COPY, _HOP, Kind.FLOOR, lambda: _copies(tokens, steps)),
+            _contender("loader actor to rank", _HOP, Kind.OURS, lambda: _hops(holder, steps)),
+            _contender(
+                "torch worker to its loader, int64",
+                _HOP,
+                Kind.PEER,
+                lambda: _worker_tokens(num_tokens, steps),
+            ),
+            *ours,
+            *(
                 _contender(
                     "torch DataLoader, fixed rows in memory, 2 workers",
-                    _PATH,
+                    path,
                     Kind.PEER,
                     lambda: _torch_tokens(rows, packs // _LANES),
-                ),
-            ]
-        finally:
-            shared.close()
-            alone.close()
-            cluster.end()
+                )
+                for path in _PATHS.values()
+            ),
+        ]
+
+
+def _paths(mixture: Mapping[str, object], measure: str, steps: int, open_: ExitStack) -> list[Contender]:
+    """The loader in the threads of the rank and on Ray."""
+    keys: dict[str, Any] = {"derived": (), "timeout_s": 120}
+    shared = open_.enter_context(
+        omniload.DataLoader(
+            mixture, execution="ray", ray={"job": measure.rpartition(" ")[2], "loaders": 1}, **keys
+        )
+    )
+    alone = open_.enter_context(omniload.DataLoader(mixture, execution="inline", **keys))
+    return [
+        _contender(_INLINE, measure, Kind.OURS, lambda: _taken(alone, steps)),
+        _contender(f"{_INLINE} (A/A)", measure, Kind.CONTROL, lambda: _taken(alone, steps)),
+        _contender("omniload.DataLoader, on Ray", measure, Kind.OURS, lambda: _taken(shared, steps)),
+    ]
 
 
 def _contender(name: str, measure: str, kind: Kind, run: Any) -> Contender:
@@ -107,14 +125,14 @@ def _copies(tokens: np.ndarray, count: int) -> int:
 
 
 def _hops(holder: Any, count: int) -> int:
-    """As the rank's fetching does: two on the way, each made into documents."""
+    """As the rank's fetching does: two on the way."""
     total = 0
     waiting = [holder.bundle.remote() for _ in range(2)]
     for number in range(count):
         payload = ray.get(waiting.pop(0)).payload()
         if number + 2 < count:
             waiting.append(holder.bundle.remote())
-        total += sum(map(len, payload.tokens))
+        total += int((payload.places[2] - payload.places[1]).sum())
     return total
 
 
@@ -143,13 +161,16 @@ BENCHMARK = Benchmark(
     measures_what="Tokens per second into one rank, from an actor that has them and from files.",
     how_to_read=(
         "A hop packs documents of 1,024 tokens into shared memory, 4 MiB at a time, and unpacks them in the rank. The"
-        " whole path reads Parquet, mixes, shuffles, packs and fills input_ids; on Ray, payload passes through shared"
+        " whole path reads files, mixes, shuffles, packs and fills input_ids; on Ray, payload passes through shared"
         " memory, and reading and planning run in processes of their own, which on two cores share them with the rank."
         " The torch loader has its tokens in memory, and no documents."
     ),
     measures=(
         Measure(name=_HOP, unit="M tokens/s", scale=1e6, higher_is_better=True, reference=_COPY),
-        Measure(name=_PATH, unit="M tokens/s", scale=1e6, higher_is_better=True, reference=_INLINE),
+        *(
+            Measure(name=path, unit="M tokens/s", scale=1e6, higher_is_better=True, reference=_INLINE)
+            for path in _PATHS.values()
+        ),
     ),
     contenders=_contenders,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +86,18 @@ def write_tokens(directory: Path, num_tokens: int, *, seed: int = 0) -> Corpus:
         num_documents=documents,
         num_tokens=written,
     )
+
+
+def as_arrow(corpus: Corpus) -> Corpus:
+    """Write the tables of a corpus once more, beside its Parquet files, as Arrow files with a batch per row group."""
+    sources = {}
+    for name, paths in corpus.sources.items():
+        sources[name] = tuple(path.with_suffix(".arrow") for path in paths)
+        for stored, path in zip(paths, sources[name], strict=True):
+            table = pq.read_table(stored)
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=ROW_GROUP_ROWS)
+    return replace(corpus, sources=sources)
 
 
 def write_text(directory: Path, num_bytes: int) -> Corpus:
