@@ -23,10 +23,12 @@ class Recycler:
 
     Args:
         max_idle: blocks of memory kept for the next arrays; of more, the oldest are given back to the system.
+        most_bytes: larger arrays are left to numpy, so that those kept are bounded in bytes; None if none is too large.
     """
 
-    def __init__(self, max_idle: int = 16) -> None:
+    def __init__(self, max_idle: int = 16, most_bytes: int | None = None) -> None:
         self._max_idle = max_idle
+        self._most_bytes = most_bytes
         self._idle: list[mmap.mmap] = []  # changed by operations that are atomic, and so without a lock
 
     def empty(self, length: int, dtype: npt.DTypeLike) -> np.ndarray:
@@ -37,7 +39,7 @@ class Recycler:
             dtype: of an element.
         """
         num_bytes = length * np.dtype(dtype).itemsize
-        if num_bytes < _LEAST_BYTES:
+        if num_bytes < _LEAST_BYTES or (self._most_bytes is not None and num_bytes > self._most_bytes):
             return np.empty(length, dtype)
         block = self._take(num_bytes)
         array = np.frombuffer(block, dtype, length)
@@ -52,14 +54,13 @@ class Recycler:
                 with suppress(ValueError):  # another thread has taken it
                     self._idle.remove(block)
                     return block
-        size = (
-            num_bytes + num_bytes // 8
-        )  # fits one that is a little larger, too; no page of the rest is touched
-        # Private, so that a forked child gets a copy and does not see what this process writes later.
+        # Room for one that is a little larger, too; no page of it is touched before. Private, so that a forked child
+        # gets a copy and does not see what this process writes later.
+        size = num_bytes + num_bytes // 8
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-BLOCKS = Recycler(max_idle=8)
+BLOCKS = Recycler(max_idle=8, most_bytes=8 << 20)
 """What blocks are read into, of all sources of a process: they come and go one by one."""
 
 

@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import psutil
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,8 +79,9 @@ def test_sizes_that_differ_little_share_memory() -> None:
         assert address(recycler.empty(length, np.uint8)) == where
 
 
-def test_no_more_memory_is_kept_than_was_said() -> None:
-    recycler, process = Recycler(max_idle=2), psutil.Process()
+@pytest.mark.parametrize("bounds", [{"max_idle": 2}, {"most_bytes": 1 << 22}])
+def test_no_more_memory_is_kept_than_was_said(bounds: dict[str, int]) -> None:
+    recycler, process = Recycler(**bounds), psutil.Process()
     arrays = [recycler.empty(1 << 23, np.uint8) for _ in range(16)]
     for array in arrays:
         array[:] = 1
