@@ -26,7 +26,7 @@ from omniload.connecting.packing import Arrays, LanePacker, unpack
 from omniload.errors import OmniloadError, kind_and_message
 from omniload.planner import StreamState
 from omniload.planner.decisions import from_json, to_json
-from omniload.planner.plan_bytes import plan_from_bytes, plan_to_bytes
+from omniload.planner.plan_bytes import plan_from_bytes
 from omniload.recycler import Recycler
 from omniload.runtime.steps import End, Step
 
@@ -65,7 +65,7 @@ class StepWriter:
         packer = LanePacker(item.plan, self._lanes, item.lanes)
         due = [to_json(one) for one in item.before.decisions if one.step == item.plan.step]
         decided = [to_json(one) for one in item.decided]
-        plan = np.frombuffer(plan_to_bytes(item.plan), np.uint8)
+        plan = np.frombuffer(item.plan.encoded, np.uint8)
         return Written(
             item=replace(item, lanes=packer.cut(own)),
             messages=[

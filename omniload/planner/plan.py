@@ -75,11 +75,18 @@ class Plan:
     def __hash__(self) -> int:
         return int(self.hash[:15], 16)
 
+    @cached_property
+    def encoded(self) -> bytes:
+        """As `omniload.planner.plan_bytes` writes it; once, however many it is sent to or passed on to."""
+        from omniload.planner.plan_bytes import plan_to_bytes  # which builds on this
+
+        return plan_to_bytes(self)
+
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Plans travel between processes in a third of the bytes."""
-        from omniload.planner.plan_bytes import plan_from_bytes, plan_to_bytes  # which build on this
+        from omniload.planner.plan_bytes import plan_from_bytes
 
-        return plan_from_bytes, (plan_to_bytes(self),)
+        return plan_from_bytes, (self.encoded,)
 
     def packs_of(self, lane: int) -> range:
         """The packs of one lane, numbered in the step."""

@@ -70,6 +70,7 @@ def plan_from_bytes(data: bytes) -> Plan:
         raise PlanError(f"the bytes are no plan, or damaged: {error}") from error
     if plan.hash != expected:
         raise PlanError(f"the plan of step {plan.step} is damaged: its hash is {plan.hash}, not {expected}")
+    vars(plan)["encoded"] = data  # which is a cached property of a frozen class
     return plan
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,12 @@ def test_a_plan_comes_back_from_its_bytes(plan: Plan) -> None:
     for name in ("pieces", "offsets", "lane_offsets", "lane_costs"):
         assert np.array_equal(getattr(again, name), getattr(plan, name))
     assert again.placement == plan.placement
+
+
+@given(plans())
+def test_a_plan_is_passed_on_as_it_came(plan: Plan) -> None:
+    sent = pickle.dumps(plan)
+    assert pickle.dumps(pickle.loads(sent)) == sent
 
 
 @settings(max_examples=1000)
