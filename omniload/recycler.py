@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 _LEAST_BYTES = 1 << 18
 """Smaller arrays are left to numpy."""
+_HUGE_BYTES = 4 << 20
+"""From there on memory is asked for in huge pages, as numpy does, which are cleared five times as fast."""
 
 
 class Recycler:
@@ -57,7 +59,11 @@ class Recycler:
         # Room for one that is a little larger, too; no page of it is touched before. Private, so that a forked child
         # gets a copy and does not see what this process writes later.
         size = num_bytes + num_bytes // 8
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if num_bytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # of a kernel that is built without them
+                block.madvise(mmap.MADV_HUGEPAGE)
+        return block
 
 
 BLOCKS = Recycler(max_idle=8, most_bytes=8 << 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,17 @@ import pytest
 
 on_both_runtimes = pytest.mark.usefixtures("execution")
 """A test that runs once with the roles in threads of its process, and once with them as actors."""
+
+
+def on_both_runtimes_with(name: str, values: Iterable[Any], *, on_ray: Iterable[Any]) -> pytest.MarkDecorator:
+    """As `on_both_runtimes`, for each of the values of an argument; on Ray, where every job takes seconds, for some.
+
+    The test takes ``execution`` too.
+    """
+    runs = [("inline", value) for value in values]
+    slow = [pytest.param("ray", value, marks=pytest.mark.slow) for value in on_ray]
+    return pytest.mark.parametrize(("execution", name), [*runs, *slow], indirect=["execution"])
+
 
 SEQ_LEN = 64
 LANES = 12

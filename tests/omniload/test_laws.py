@@ -13,7 +13,15 @@ from omniload import Chaos, DataLoader, Mixture
 from omniload.loader import open_loader
 from omniload.planner import Plan, StreamState
 from omniload.runtime.inline import InlineRuntime, Step
-from tests.omniload.mixtures import LANES, SEQ_LEN, hard_mixture, on_both_runtimes, token_rows, write_parquet
+from tests.omniload.mixtures import (
+    LANES,
+    SEQ_LEN,
+    hard_mixture,
+    on_both_runtimes,
+    on_both_runtimes_with,
+    token_rows,
+    write_parquet,
+)
 
 STEPS = 300
 WAYS: dict[str, dict[str, Any]] = {
@@ -32,16 +40,9 @@ WAYS: dict[str, dict[str, Any]] = {
         "balance": "two_level",
     },
 }
-any_way = pytest.mark.parametrize("way", WAYS)
 WAYS_ON_RAY = ("as by default", "uneven lanes, delayed")
-any_way_on_both_runtimes = pytest.mark.parametrize(
-    ("execution", "way"),
-    [
-        *(("inline", way) for way in WAYS),
-        *(pytest.param("ray", way, marks=pytest.mark.slow) for way in WAYS_ON_RAY),
-    ],
-    indirect=["execution"],
-)
+any_way = pytest.mark.parametrize("way", WAYS)
+any_way_on_both_runtimes = on_both_runtimes_with("way", WAYS, on_ray=WAYS_ON_RAY)
 
 
 def plans_of(mixture: Mixture, chaos: Chaos | None, steps: int = STEPS) -> tuple[list[Plan], int]:

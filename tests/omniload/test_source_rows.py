@@ -17,7 +17,7 @@ from omniload.mixture import Mixture
 from omniload.sources import InMemorySource, Source, open_source
 from omniload.sources.columns import SomeColumns
 from omniload.sources.rows import SomeRows
-from tests.omniload.mixtures import on_both_runtimes, write_parquet
+from tests.omniload.mixtures import on_both_runtimes_with, write_parquet
 
 
 def all_rows(source: Source) -> list[tuple[str, int, Any]]:
@@ -73,10 +73,11 @@ def test_what_lies_after_the_range_is_not_opened() -> None:
     assert source.touched == {0, 1, 2}
 
 
-@on_both_runtimes
-@pytest.mark.parametrize("format_", ["parquet", "jsonl"])
+@on_both_runtimes_with("format_", ["parquet", "jsonl"], on_ray=["parquet"])
 @pytest.mark.parametrize("shuffle", ["none", "window"])
-def test_a_mixture_reads_only_the_rows_asked_for(tmp_path: Path, format_: str, shuffle: str) -> None:
+def test_a_mixture_reads_only_the_rows_asked_for(
+    execution: str, tmp_path: Path, format_: str, shuffle: str
+) -> None:
     for file in range(3):
         rows = [[100 * file + row + 1] * 4 for row in range(30)]
         if format_ == "parquet":

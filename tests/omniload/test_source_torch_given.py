@@ -23,7 +23,7 @@ from omniload.mixture import Mixture
 from omniload.mixture_schema import json_schema
 from omniload.sources.torch_open import open_dataset
 from omniload.sources.torch_stream import BLOCK_ROWS
-from tests.omniload.mixtures import on_both_runtimes
+from tests.omniload.mixtures import on_both_runtimes_with
 from tests.omniload.test_dropin_source import Documents
 from tests.omniload.test_source_torch_iterable import FAT, ROWS, Epochs, Plain, Stateful
 
@@ -44,9 +44,8 @@ def named(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-@on_both_runtimes
-@pytest.mark.parametrize("kind", OBJECTS)
-def test_an_object_gives_what_a_function_that_makes_it_gives(kind: type) -> None:
+@on_both_runtimes_with("kind", OBJECTS, on_ray=[Stateful])
+def test_an_object_gives_what_a_function_that_makes_it_gives(execution: str, kind: type) -> None:
     assert lanes_of(mixture_of(kind())) == lanes_of(mixture_of(named(kind)))
 
 
@@ -66,9 +65,8 @@ def test_a_mixture_with_an_object_is_a_mixture_like_any_other(tmp_path: Path) ->
         Mixture.load(json.loads(text))
 
 
-@on_both_runtimes
-@pytest.mark.parametrize("kind", OBJECTS)
-def test_a_state_loads_with_another_object_of_the_kind_and_on_other_ranks(kind: type) -> None:
+@on_both_runtimes_with("kind", OBJECTS, on_ray=[Stateful])
+def test_a_state_loads_with_another_object_of_the_kind_and_on_other_ranks(execution: str, kind: type) -> None:
     expected = lanes_of(mixture_of(kind()))
     with DataLoader(mixture_of(kind())) as loader:
         steps = loader.steps()
@@ -102,18 +100,18 @@ class MarkedRows(Plain):
         raise AssertionError("not asked for")
 
 
-@on_both_runtimes
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (Documents(), Documents(num_samples=701)),
-        (Documents(), Plain()),
-        (Plain(), Epochs()),
-        (Marked("x"), Marked("y")),
-        (MarkedRows("x"), MarkedRows("y")),
-    ],
-)
-def test_another_dataset_is_refused_at_a_resume(one: Any, other: Any) -> None:
+OTHERS = [
+    (Documents(), Documents(num_samples=701)),
+    (Documents(), Plain()),
+    (Plain(), Epochs()),
+    (Marked("x"), Marked("y")),
+    (MarkedRows("x"), MarkedRows("y")),
+]
+
+
+@on_both_runtimes_with("datasets", OTHERS, on_ray=[OTHERS[0]])
+def test_another_dataset_is_refused_at_a_resume(execution: str, datasets: tuple[Any, Any]) -> None:
+    one, other = datasets
     with DataLoader(mixture_of(one)) as loader:
         state = loader.state_dict()
     with DataLoader(mixture_of(other)) as loader, pytest.raises(StateError, match="source 'a'"):

@@ -21,7 +21,7 @@ from omniload.planner import StreamState
 from omniload.sources import open_source
 from omniload.sources.torch_rows import copy_of, digest_of, row_of
 from omniload.sources.torch_stream import BLOCK_ROWS, KEPT_BYTES, MAX_STATES, Stream
-from tests.omniload.mixtures import on_both_runtimes
+from tests.omniload.mixtures import on_both_runtimes, on_both_runtimes_with
 from tests.omniload.test_laws import assert_same_lane, lanes_of, plans_of
 
 ROWS = 2 * BLOCK_ROWS + 100
@@ -251,7 +251,7 @@ def spoil(row: dict[str, Any]) -> dict[str, Any]:
 # Resume
 
 
-@pytest.mark.parametrize("dataset", ["Epochs", "Sticky"])
+@on_both_runtimes_with("dataset", ["Epochs", "Sticky"], on_ray=["Sticky"])
 def test_a_run_resumes_at_every_step_on_other_ranks(execution: str, dataset: str) -> None:
     steps = 25
     mixture = mixture_of(dataset, args={"num_rows": BLOCK_ROWS + 40}, steps=steps)
