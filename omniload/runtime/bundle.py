@@ -38,6 +38,7 @@ class Bundle:
     def of(cls, payload: Payload) -> Self:
         """The same payload, flat."""
         array, begins, ends = payload.places
+        bounds = _bounds(ends - begins)
         mask = masked = None
         has_mask = np.array([one is not None for one in payload.masks], bool)
         if has_mask[array].any():
@@ -48,8 +49,8 @@ class Bundle:
             ]
             mask = np.packbits(np.concatenate(every))
         return cls(
-            tokens=_joined(payload),
-            bounds=_bounds(ends - begins),
+            tokens=_joined(payload, int(bounds[-1])),
+            bounds=bounds,
             mask=mask,
             masked=masked,
             arrays={} if payload.arrays is None else _flat(payload.arrays),
@@ -80,11 +81,10 @@ class Bundle:
         return Payload(values=[self.tokens] * len(masks), masks=masks, places=places, arrays=arrays)
 
 
-def _joined(payload: Payload) -> np.ndarray:
+def _joined(payload: Payload, num_tokens: int) -> np.ndarray:
     """All tokens in the narrowest type that holds them."""
-    _, begins, ends = payload.places
     dtype = np.result_type(*{one.dtype for one in payload.values}) if payload.values else np.dtype(np.uint16)
-    joined = np.empty(int((ends - begins).sum()), dtype)
+    joined = np.empty(num_tokens, dtype)
     gather(payload.values, payload.places, joined)
     if dtype in (np.uint8, np.uint16):
         return joined
