@@ -728,8 +728,8 @@ def fill(
         free(pieces)
 
 
-def gather(list values not None, const int64_t[:, ::1] places not None, joined not None):
-    """Copy parts of arrays end to end; see `omniload.gather`. All are C-contiguous and of one item size.
+def join_parts(list values not None, const int64_t[:, ::1] places not None, joined not None):
+    """Copy parts of arrays end to end; see `omniload.joining`. All are C-contiguous and of one item size.
 
     Args:
         values: the arrays.

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from omniload.gather import gather
+from omniload.joining import join_parts
 from omniload.payload import Payload, narrowest
 from omniload.samples.extras import Arrays
 
@@ -85,7 +85,7 @@ def _joined(payload: Payload, num_tokens: int) -> np.ndarray:
     """All tokens in the narrowest type that holds them."""
     dtype = np.result_type(*{one.dtype for one in payload.values}) if payload.values else np.dtype(np.uint16)
     joined = np.empty(num_tokens, dtype)
-    gather(payload.values, payload.places, joined)
+    join_parts(payload.values, payload.places, joined)
     if dtype in (np.uint8, np.uint16):
         return joined
     return joined.astype(narrowest(int(joined.max(initial=0))))

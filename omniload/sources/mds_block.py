@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from omniload.gather import gather
+from omniload.joining import join_parts
 from omniload.lazy import lazy
 from omniload.recycler import BLOCKS
 from omniload.sources.mds_encodings import Encoding, Flat
@@ -96,7 +96,7 @@ class MdsBlock:
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         places = np.stack([np.zeros_like(starts), starts, starts + sizes])
         values = BLOCKS.empty(int(bounds[-1]), np.uint8)
-        gather([self._data], places, values)
+        join_parts([self._data], places, values)
         return pa.LargeListArray.from_arrays(
             bounds // flat.dtype.itemsize, values.view(flat.dtype), mask=pa.array(bad) if bad.any() else None
         )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.fill import Layout, TokenArrays, fill, fill_in_python
-from omniload.gather import gather, gather_in_python
+from omniload.joining import join_parts, join_parts_in_python
 from omniload.kernels import KERNELS
 from omniload.payload import Payload
 from omniload.planner.packing import best_fit_decreasing
@@ -170,15 +170,15 @@ def test_parts_of_arrays_are_laid_end_to_end_as_the_python_one_does(
     bounds = np.sort(generator.integers(0, room[:, None] + 1, (size, 2)), axis=1)
     places = np.stack([array, *bounds.T])
     got, expected = (np.empty((bounds[:, 1] - bounds[:, 0]).sum(), dtype) for _ in range(2))
-    gather(values, places, got)
-    gather_in_python(values, places, expected)
+    join_parts(values, places, got)
+    join_parts_in_python(values, places, expected)
     assert np.array_equal(got, expected)
 
 
 def test_parts_of_arrays_of_several_types_come_in_one_that_holds_all() -> None:
     values = [np.array([1, 2, 255], np.uint8), np.array([70_000], np.uint32)]
     got = np.empty(3, np.uint32)
-    gather(values, np.array([[0, 1], [1, 0], [3, 1]]), got)
+    join_parts(values, np.array([[0, 1], [1, 0], [3, 1]]), got)
     assert got.tolist() == [2, 255, 70_000]
 
 
@@ -189,4 +189,4 @@ def test_parts_of_arrays_of_several_types_come_in_one_that_holds_all() -> None:
 def test_parts_outside_their_arrays_are_refused(places: list[list[int]]) -> None:
     out = np.empty(1, np.int64)
     with pytest.raises(AssertionError):
-        gather([np.arange(3)], np.array(places), out)
+        join_parts([np.arange(3)], np.array(places), out)

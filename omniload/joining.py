@@ -9,7 +9,7 @@ import numpy as np
 from omniload.kernels import KERNELS
 
 
-def gather(values: Sequence[np.ndarray], places: np.ndarray, out: np.ndarray) -> None:
+def join_parts(values: Sequence[np.ndarray], places: np.ndarray, out: np.ndarray) -> None:
     """Copy parts of arrays end to end.
 
     Args:
@@ -18,13 +18,13 @@ def gather(values: Sequence[np.ndarray], places: np.ndarray, out: np.ndarray) ->
         out: as long as the parts together.
     """
     if KERNELS is None or any(one.dtype != out.dtype for one in values):
-        gather_in_python(values, places, out)
+        join_parts_in_python(values, places, out)
     else:
-        KERNELS.gather(list(values), np.ascontiguousarray(places), out)
+        KERNELS.join_parts(list(values), np.ascontiguousarray(places), out)
 
 
-def gather_in_python(values: Sequence[np.ndarray], places: np.ndarray, out: np.ndarray) -> None:
-    """As `gather`."""
+def join_parts_in_python(values: Sequence[np.ndarray], places: np.ndarray, out: np.ndarray) -> None:
+    """As `join_parts`."""
     parts = [values[array][begin:end] for array, begin, end in places.T.tolist()]
     if parts:
         np.concatenate(parts, out=out)
