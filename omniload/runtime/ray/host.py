@@ -142,7 +142,11 @@ class RayHost:
     def start(self, state: StreamState) -> RayRuntime:
         """Begin to fetch from a state on."""
         self._join()
-        return RayRuntime(self._job, self._cluster, self._node, self._client, self._lanes, state, self._make)
+        runtime = RayRuntime(
+            self._job, self._cluster, self._node, self._client, self._lanes, state, self._make
+        )
+        self._seat.runtimes.add(runtime)
+        return runtime
 
     def close(self) -> None:
         """Leave the job; the last one ends its actors."""
@@ -197,18 +201,28 @@ class _Seat:
     client: str
     node: str
     cluster: cluster.Cluster
+    runtimes: weakref.WeakSet[RayRuntime] = field(default_factory=weakref.WeakSet)
+    """Those that ask for steps in its name."""
     left: threading.Event = field(default_factory=threading.Event)
+    beating: BackgroundThread | None = None
 
     def take(self, stats: weakref.WeakMethod[Callable[[], ClientStats]]) -> None:
         self.left = threading.Event()
         _taken[id(self)] = self
         beat = partial(_beat, self, self.left, stats)
-        BackgroundThread(beat, name="omniload-alive", ask_to_end=self.left.set).start()
+        self.beating = BackgroundThread(beat, name="omniload-alive", ask_to_end=self.left.set)
+        self.beating.start()
 
     def leave(self) -> None:
         """Say goodbye; the last one of a job ends its actors."""
         self.left.set()
         _taken.pop(id(self), None)
+        # Heard of after the goodbye, it would be taken to be there, and other ranks would wait for it.
+        for runtime in list(self.runtimes):
+            runtime.abandon()
+            runtime.join()
+        if self.beating is not None:
+            self.beating.join(_LEAVING_S)
         if not ray.is_initialized() or self.cluster.lost:
             return
         try:

@@ -166,9 +166,7 @@ class RayRuntime:
         self._moved.set()
         self._ready.put(_closed())
         self._coming.put((self._asked, 0.0, _closed()))
-        # What they might still ask for would come after the goodbye.
-        self._thread.join(_GOODBYE_S)
-        self._asker.join(_GOODBYE_S)
+        self.join()
         with suppress(Exception):  # who is not heard is left out after a while
             self._cluster.check()
             constructor = self._job.find(self._job.constructor(self._node))
@@ -177,6 +175,11 @@ class RayRuntime:
     def abandon(self) -> None:
         """As `Runtime.abandon`."""
         self._stopping.set()
+
+    def join(self) -> None:
+        """Once it is told to stop, wait until it asks for nothing more, or else that would come after the goodbye."""
+        self._thread.join(_GOODBYE_S)
+        self._asker.join(_GOODBYE_S)
 
     def _run(self) -> None:
         try:
@@ -193,7 +196,7 @@ class RayRuntime:
         """Ask for steps, as far ahead as may be, as long as they are fetched."""
         while not self._stopping.is_set() and self._thread.is_alive():
             with self._asking:
-                while self._following <= self._asked + self._prefetch and self._has_room():
+                while self._is_behind() and self._has_room():
                     try:
                         ref = self._ask_for(self._following)
                     except BaseException as error:
@@ -240,6 +243,10 @@ class RayRuntime:
             self._built = step + 1
             self._moved.set()
 
+    def _is_behind(self) -> bool:
+        """Whether a step is wanted that has not been asked for."""
+        return not self._stopping.is_set() and self._following <= self._asked + self._prefetch
+
     def _has_room(self) -> bool:
         """Whether another step may be asked for; one at least is."""
         held, num_asked = self.ready(), self._following - self._built
@@ -249,11 +256,13 @@ class RayRuntime:
         return num_asked <= self._prefetch and num_bytes <= self._job.mixture.ray.prefetch_bytes
 
     def _ask_for(self, step: int, lost: Sequence[str] = ()) -> Any:
-        """Ask for a step; None where there is nobody to ask, which `_receive` mends."""
+        """Ask for a step; None where there is nobody to ask, which `_receive` mends, or this is stopping."""
         try:
             if self._stream is None:
                 self._open()
             constructor = self._job.find(self._job.constructor(self._node))
+            if self._stopping.is_set():  # meanwhile
+                return None
             return constructor.fetch.remote(self._stream, self._client, self._lanes, step, self._asked, lost)
         except LoaderLost:
             return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from omniload.errors import (
 )
 from omniload.observing import job_dir
 from omniload.observing.events import EventKind, read_events
+from omniload.runtime.ray.runtime import RayRuntime
 from tests.omniload.mixtures import LANES, hard_mixture, write_parquet
 from tests.omniload.ray.jobs import Jobs, digest, lanes_of, until
 from tests.omniload.test_laws import WAYS
@@ -99,6 +103,30 @@ def test_ranks_share_one_stream_and_one_set_of_loaders(jobs: Jobs) -> None:
     assert jobs.actors(), "the other rank is still there"
     ranks[1].close()
     until(lambda: not jobs.actors(), "the actors of a job that all ranks have left end")
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_rank_whose_loader_was_collected_while_it_asked_for_a_step(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_for = RayRuntime._ask_for
+
+    def ask_slowly(self: RayRuntime, step: int, lost: Sequence[str] = ()) -> Any:
+        if self._client.startswith("0/"):
+            time.sleep(0.5)
+        return ask_for(self, step, lost)
+
+    monkeypatch.setattr(RayRuntime, "_ask_for", ask_slowly)
+    mixture = hard_mixture(jobs.folder, steps=10 * STEPS)
+    collected, other = (jobs.loader(mixture, dp_rank=rank, dp_size=2, timeout_s=20) for rank in range(2))
+    of_collected, of_other = collected.steps(), other.steps()
+    next(of_collected)
+    next(of_other)
+    del collected, of_collected
+    gc.collect()
+    for _ in range(5 * STEPS):
+        next(of_other)
+    other.close()
 
 
 @pytest.mark.slow
