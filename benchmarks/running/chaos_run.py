@@ -25,6 +25,7 @@ from ray.cluster_utils import Cluster
 
 from benchmarks.running.chaos_client import Orders, digest
 from omniload import DataLoader
+from omniload.runtime.ray.cluster import settings
 from omniload.runtime.ray.job import PLANNER
 
 ROLES = ("loader", "shadow", "constructor", "planner", "client", "node")
@@ -190,7 +191,7 @@ def _cluster(folder: Path, nodes: Path, plan: Plan) -> Iterator[Cluster]:
     os.environ["OMNILOAD_RUNTIME_DIR"] = str(folder / "runtime")
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": _HEALTH},
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": {**settings(), **_HEALTH}},
     )
     try:
         for number in range(plan.num_nodes):

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import ray
 
+from omniload.runtime.ray.cluster import settings
+
 
 @contextmanager
 def cluster(*, object_store_bytes: int = 512 << 20) -> Iterator[str]:
@@ -24,6 +26,7 @@ def cluster(*, object_store_bytes: int = 512 << 20) -> Iterator[str]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         configure_logging=False,
+        _system_config=settings(),
     )
     try:
         yield ray.get_runtime_context().gcs_address

@@ -28,11 +28,8 @@ _LOOK_S = 0.5
 """How often a process looks whether the one that runs its cluster is there."""
 _LEAVING_S = 20.0
 """How long leaving a cluster that is gone is waited for."""
-_QUIET = {
-    "enable_timeline": False,
-    "event_stats": False,
-    "task_events_report_interval_ms": 0,
-}
+_NICENESS = "RAY_worker_niceness"
+_SETTINGS = {"enable_timeline": False, "event_stats": False, "task_events_report_interval_ms": 0}
 """Ray keeps no record of every call for a dashboard that is not there."""
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
@@ -239,6 +236,16 @@ def _init(**options: Any) -> None:
                     signal.signal(number, handler)
 
 
+def settings() -> dict[str, Any]:
+    """Of Ray's own options, those that a cluster of a job is started with.
+
+    Ray's workers yield to everything else (niceness 15, a thirtieth of the processor beside a busy process). Actors that
+    load do not: where ranks keep the processors busy, they would be starved, and all ranks wait for them then. What the
+    user sets goes before.
+    """
+    return _SETTINGS if _NICENESS in os.environ else {**_SETTINGS, "worker_niceness": 0}
+
+
 def _start(options: RayOptions, timeout_s: float) -> None:
     """Start a cluster, again where the machine is too busy for the time that Ray gives it.
 
@@ -252,7 +259,7 @@ def _start(options: RayOptions, timeout_s: float) -> None:
                 address="local",
                 include_dashboard=False,
                 object_store_memory=options.object_store_bytes,
-                _system_config=_QUIET,
+                _system_config=settings(),
             )
             return
         except Exception as error:

@@ -14,6 +14,7 @@ import ray
 import torch
 
 from omniload import DataLoader, MixtureLoader
+from omniload.runtime.ray.cluster import settings
 
 TIMEOUT_S = 60.0
 
@@ -28,6 +29,7 @@ def start_ray() -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         configure_logging=False,
+        _system_config=settings(),
     )
 
 
