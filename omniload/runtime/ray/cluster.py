@@ -239,9 +239,9 @@ def _init(**options: Any) -> None:
 def settings() -> dict[str, Any]:
     """Of Ray's own options, those that a cluster of a job is started with.
 
-    Ray's workers yield to everything else (niceness 15, a thirtieth of the processor beside a busy process). Actors that
-    load do not: where ranks keep the processors busy, they would be starved, and all ranks wait for them then. What the
-    user sets goes before.
+    Ray's workers yield to everything else (niceness 15, a thirtieth of the processor beside a busy process). Actors
+    that load do not: where ranks keep the processors busy, they would be starved, and all ranks wait for them then.
+    What the user sets goes before.
     """
     return _SETTINGS if _NICENESS in os.environ else {**_SETTINGS, "worker_niceness": 0}
 
