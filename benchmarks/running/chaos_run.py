@@ -191,7 +191,11 @@ def _cluster(folder: Path, nodes: Path, plan: Plan) -> Iterator[Cluster]:
     os.environ["OMNILOAD_RUNTIME_DIR"] = str(folder / "runtime")
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": {**settings(), **_HEALTH}},
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "_system_config": {**settings(), **_HEALTH},
+        },
     )
     try:
         for number in range(plan.num_nodes):

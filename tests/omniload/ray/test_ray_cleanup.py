@@ -28,7 +28,9 @@ def test_a_job_of_one_process_leaves_nothing(started: list[Rank], tmp_path: Path
     assert not [one for one in services if "monitor.py" in one or "dashboard.py" in one]
     at_work = [one for one, said in zip(children, services, strict=True) if "Actor" in said]
     assert at_work
-    assert all(one.nice() == psutil.Process().nice() for one in at_work), "ranks would wait for those that yield"
+    assert all(one.nice() == psutil.Process().nice() for one in at_work), (
+        "ranks would wait for those that yield"
+    )
     if way != "end":
         rank.process.send_signal(getattr(signal, way))
     status = rank.ends(WAIT_S if way == "end" else ENDS_S)
