@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops that numpy cannot take over: one value per document, or several arrays filled in one pass.
 
-Optional (see `omniload.kernels`): `omniload.planner.packing`, `omniload.planner.mix` and `omniload.fill` hold the same
-functions in Python, which say what they do and give the same results to the bit; what is here only does it faster.
+Optional (see `omniload.kernels`): the modules that call them hold the same functions in Python, which say what they do
+and give the same results to the bit; what is here only does it faster.
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_GetBuffer, PyBuffer_Release
@@ -767,3 +767,82 @@ def join_parts(list values not None, const int64_t[:, ::1] places not None, join
         for i in range(num_views):
             PyBuffer_Release(&views[i])
         free(views)
+
+
+def join_lists(
+    const uint8_t[::1] data not None,
+    const int64_t[::1] bounds not None,
+    const int64_t[::1] fixed not None,
+    Py_ssize_t column,
+    int64_t item_bytes,
+    bint has_shape,
+    int64_t num_items,
+    int64_t[::1] ends not None,
+    uint8_t[::1] bad not None,
+    uint8_t[::1] joined not None,
+):
+    """Copy the items of one column of MDS samples end to end; see `omniload.sources.mds_lists`.
+
+    Args:
+        data: bytes of the samples.
+        bounds: ``[n + 1]`` of each sample in them, ascending.
+        fixed: ``[columns]`` bytes of the values of each; 0 if each has its own.
+        column: which.
+        item_bytes: of each item.
+        has_shape: whether each value begins with the number of its dimensions and their sizes.
+        num_items: of each value without a shape; -1 if they differ.
+        ends: ``[n]``: becomes where the items of each sample end in ``joined``.
+        bad: ``[n]``: becomes whether a sample has no such list; it has no items then.
+        joined: as long as the samples together; its beginning is filled in.
+    """
+    cdef Py_ssize_t n = bounds.shape[0] - 1, num_columns = fixed.shape[0], num_stored = 0, i, j
+    cdef int64_t total = 0, at, stored, start, size, width, count
+    cdef uint32_t own
+    assert n >= 0 and 0 <= column < num_columns and item_bytes > 0
+    assert ends.shape[0] == n and bad.shape[0] == n
+    assert 0 <= bounds[0] and bounds[n] <= data.shape[0] and bounds[n] - bounds[0] <= joined.shape[0]
+    for i in range(n):
+        assert bounds[i] <= bounds[i + 1]
+    for j in range(num_columns):
+        num_stored += fixed[j] == 0
+    with nogil:
+        for i in range(n):
+            bad[i] = True
+            ends[i] = total
+            stored = bounds[i]
+            at = stored + 4 * num_stored
+            if at > bounds[i + 1]:
+                continue
+            start = size = 0
+            for j in range(num_columns):
+                if j == column:
+                    start = at
+                if fixed[j]:
+                    at += fixed[j]
+                else:
+                    memcpy(&own, &data[stored], 4)
+                    stored += 4
+                    at += own
+                if j == column:
+                    size = at - start
+            if at != bounds[i + 1]:
+                continue
+            if has_shape:
+                if size == 0:
+                    continue
+                width = 1 << (data[start] & 3)
+                size -= 1 + width
+                if data[start] >> 2 != 1 or size < 0 or size % item_bytes:
+                    continue
+                count = 0
+                memcpy(&count, &data[start + 1], width)
+                if count != size // item_bytes:
+                    continue
+                start += 1 + width
+            elif size % item_bytes or (num_items >= 0 and size // item_bytes != num_items):
+                continue
+            if size:
+                memcpy(&joined[total], &data[start], size)
+            total += size
+            ends[i] = total
+            bad[i] = False

@@ -56,34 +56,6 @@ class Flat:
     num_items: int | None = None
     """Of each array, if the encoding says."""
 
-    def find(
-        self, data: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the items are.
-
-        Args:
-            data: ``uint8``; not empty.
-            starts: ``int64[n]`` first byte of each value.
-            sizes: ``int64[n]`` its bytes, which lie in ``data``.
-
-        Returns:
-            ``int64[n]`` first byte of the items, ``int64[n]`` their bytes, ``bool[n]`` whether they are an array of
-            one dimension.
-        """
-        if not self.has_shape:
-            if self.num_items is None:
-                return starts, sizes, sizes % self.dtype.itemsize == 0
-            return starts, sizes, sizes == self.num_items * self.dtype.itemsize
-        head = data[np.minimum(starts, len(data) - 1)]
-        width = np.left_shift(1, head & 3, dtype=np.int64)  # of the number of items
-        at = np.minimum(starts[:, None] + np.arange(1, 9), len(data) - 1)
-        digits = np.where(np.arange(8) < width[:, None], data[at], 0).astype(np.uint8)
-        num_items = digits.view("<u8")[:, 0]
-        size = sizes - 1 - width
-        good = (head >> 2 == 1) & (size >= 0) & (size % self.dtype.itemsize == 0)
-        good &= num_items == (np.maximum(size, 0) // self.dtype.itemsize).astype(np.uint64)
-        return starts + 1 + width, size, good
-
 
 def find_encoding(column: str, name: str) -> Encoding | None:
     """The encoding of this name; None if it cannot be read.

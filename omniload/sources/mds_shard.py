@@ -62,6 +62,8 @@ class ShardReader:
         last = np.append(runs.first[1:], len(bounds)) - 1
         of_data = zip(bounds[runs.first].tolist(), bounds[last].tolist(), strict=True)
         [data] = self._read(whole, list(of_data))
+        if len(last) == 1:
+            return data, bounds - bounds[0]
         # Between the end of a run and the next lies nothing wanted.
         sizes = np.delete(np.diff(bounds), last[:-1])
         return data, np.append(0, np.cumsum(sizes))

@@ -24,6 +24,11 @@ class Runs:
     @classmethod
     def of(cls, numbers: np.ndarray) -> Self:
         """The runs of ``int64[n]`` ascending numbers, n at least 1."""
+        start, end = int(numbers[0]), int(numbers[-1]) + 1
+        if end - start == len(numbers):  # as in a block
+            return cls(
+                starts=[start], ends=[end], bounds=np.arange(start, end + 1), first=np.zeros(1, np.int64)
+            )
         leaps = np.flatnonzero(np.diff(numbers) != 1) + 1
         begins = np.append(0, leaps)
         ends = numbers[np.append(leaps, len(numbers)) - 1] + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,8 @@ from omniload.planner.packing import best_fit_decreasing
 from omniload.planner.packing.decreasing import best_fit_in_python
 from omniload.planner.packing.first_fit import first_fit, first_fit_in_python, tournament
 from omniload.planner.packing.workload import place, place_in_python
+from omniload.sources.mds_encodings import Flat
+from omniload.sources.mds_lists import join_lists, join_lists_in_python
 
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no C compiler was there at installation")
 seeds = st.integers(0, 2**32)
@@ -190,3 +194,82 @@ def test_parts_outside_their_arrays_are_refused(places: list[list[int]]) -> None
     out = np.empty(1, np.int64)
     with pytest.raises(AssertionError):
         join_parts([np.arange(3)], np.array(places), out)
+
+
+@needs_kernels
+@settings(max_examples=500)
+@given(
+    seeds,
+    st.integers(0, 20),
+    st.integers(1, 3),
+    st.sampled_from(["|u1", "<u2", "<i4", "<i8"]),
+    st.integers(0, 3),
+)
+def test_lists_in_samples_are_found_and_joined_as_the_python_one_does(
+    seed: int, num_samples: int, num_columns: int, dtype: str, num_damaged: int
+) -> None:
+    """Of whole samples and of such in which bytes are other than they were."""
+    generator = np.random.default_rng(seed)
+    column = int(generator.integers(num_columns))
+    has_shape, num_items = [(True, None), (False, None), (False, 3)][generator.integers(3)]
+    item_bytes = np.dtype(dtype).itemsize
+    fixed = [None if generator.integers(2) else int(generator.integers(1, 9)) for _ in range(num_columns)]
+    fixed[column] = None if num_items is None else num_items * item_bytes
+    samples = [
+        _sample(generator, fixed, column, item_bytes, has_shape=has_shape, width=int(generator.integers(3)))
+        for _ in range(num_samples)
+    ]
+    data = np.frombuffer(b"".join(samples), np.uint8).copy()
+    for _ in range(num_damaged if len(data) else 0):
+        data[generator.integers(len(data))] = generator.choice([0, 1, 2, 4, 5, 6, 7, 255])
+    flat = Flat(dtype=np.dtype(dtype), has_shape=has_shape, num_items=num_items)
+    bounds = np.cumsum([0, *map(len, samples)])
+    bounds[1:-1] -= (
+        generator.integers(0, 2, max(num_samples - 1, 0)) * (num_damaged == 3) * (bounds[1:-1] > 0)
+    )
+    bounds = np.maximum.accumulate(bounds)
+    got = join_lists(data, bounds, fixed, column, flat)
+    expected = join_lists_in_python(data, bounds, fixed, column, flat)
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    if not num_damaged:
+        assert not got[1].any()
+
+
+def _sample(
+    generator: np.random.Generator,
+    fixed: Sequence[int | None],
+    column: int,
+    item_bytes: int,
+    *,
+    has_shape: bool,
+    width: int,
+) -> bytes:
+    """A sample of an MDS shard; a ``column`` of whose values is a list of items."""
+    values = [generator.bytes(int(generator.integers(9)) if size is None else size) for size in fixed]
+    if fixed[column] is None:
+        num_items = int(generator.integers(9))
+        shape = bytes([1 << 2 | width]) + num_items.to_bytes(1 << width, "little") if has_shape else b""
+        values[column] = shape + generator.bytes(num_items * item_bytes)
+    sizes = [len(value) for value, size in zip(values, fixed, strict=True) if size is None]
+    return np.array(sizes, "<u4").tobytes() + b"".join(values)
+
+
+@needs_kernels
+@pytest.mark.parametrize("bounds", [[-1, 4], [0, 9], [4, 0, 4]])
+def test_samples_outside_their_bytes_are_refused(bounds: list[int]) -> None:
+    flat = Flat(dtype=np.dtype("<u2"), has_shape=False)
+    with pytest.raises(AssertionError):
+        join_lists(np.zeros(8, np.uint8), np.array(bounds), [None], 0, flat)
+
+
+def test_sizes_that_no_shard_has_make_samples_bad() -> None:
+    """Also such that their sum is what 64 bits hold of it."""
+    data = np.zeros(8, np.uint8)
+    for fixed in ([10**30], [2**62] * 4, [2**63, 2**63, 8]):
+        flat = Flat(dtype=np.dtype("<u2"), has_shape=False, num_items=10**30)
+        for join in (join_lists, join_lists_in_python):
+            _, bad, items = join(data, np.array([0, 8]), fixed, 0, flat)
+            assert bad.all()
+            assert not len(items)
