@@ -31,8 +31,8 @@ def join_lists(
         flat: how its values are stored.
 
     Returns:
-        ``int64[n + 1]`` bounds of each sample's items, in items, ``bool[n]`` samples that have no such list, whose items
-        are none, and the items of all, of the type that is stored.
+        ``int64[n + 1]`` bounds of each sample in the items of all, ``bool[n]`` samples that have no such list, which
+        have no items then, and the items, of the type that is stored.
     """
     if KERNELS is None:
         return join_lists_in_python(data, bounds, fixed, column, flat)
