@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,13 +238,12 @@ class SourceLoader:
         What is no longer in the buffer is derived again from its address, byte for byte the same. The arrays are
         views; do not change them.
         """
-        window = self._window
-        parts: list[tuple[np.ndarray, Payload]] = []
-        for places, part in _by_block(pieces):
-            file, block = int(part["file"][0]), int(part["block"][0])
-            current = window.block(file, block) if window else None
-            parts.append((places, self._reader.fetch(part, current, self._longest)))
-        return parts[0][1] if len(parts) == 1 else Payload.gathered(len(pieces), parts)
+        order, bounds = _by_block(pieces)
+        ordered, window = pieces.take(order), self._window
+        first = ordered.take(bounds[:-1])
+        addresses = zip(first["file"].tolist(), first["block"].tolist(), strict=True)
+        current = [window.block(*address) if window else None for address in addresses]
+        return self._reader.fetch(ordered, bounds, current, self._longest).placed(order)
 
     def row_ids(self, file: int, block: int) -> np.ndarray:
         """``int64[rows]``: what identifies the rows of a block in their file: number, or offset of the line."""
@@ -396,17 +394,15 @@ def _moved(cursor: Cursor, position: int, sub: int) -> Cursor:
     )
 
 
-def _by_block(pieces: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Groups of pieces of one epoch, file and block, after ``int64[n]`` their indices."""
+def _by_block(pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of ``PIECE[n]`` of one epoch, file and block: an order, and ``int64[groups + 1]`` bounds of each in it."""
     block = pieces["file"].astype(np.uint64) << np.uint64(32) | pieces["block"]
     epoch = pieces["epoch"]
     one_epoch = not len(epoch) or bool((epoch == epoch[0]).all())
     order = np.argsort(block, kind="stable") if one_epoch else np.lexsort((block, epoch))
-    ordered, block = pieces.take(order), block[order]
-    changes = block[1:] != block[:-1]
+    block = block[order]
+    begins = block[1:] != block[:-1]
     if not one_epoch:
-        changes |= ordered["epoch"][1:] != ordered["epoch"][:-1]
-    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(pieces)]
-    for start, end in itertools.pairwise(bounds):
-        if end > start:
-            yield order[start:end], ordered[start:end]
+        epoch = epoch[order]
+        begins |= epoch[1:] != epoch[:-1]
+    return order, np.flatnonzero(np.concatenate([[len(pieces) > 0], begins, [True]]))

@@ -67,6 +67,10 @@ class Payload:
                     arrays[i] = of_piece
         return cls(values=values, masks=masks, places=places, arrays=arrays)
 
+    def placed(self, where: np.ndarray) -> Self:
+        """The same pieces in another order: piece i comes at ``where[i]``."""
+        return self.gathered(len(where), [(where, self)])
+
     @property
     def tokens(self) -> list[np.ndarray]:
         """Of each piece its tokens, and the one after it where the sample goes on."""

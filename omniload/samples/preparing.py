@@ -101,8 +101,19 @@ class PreparingReader:
                 samples = tuple(found.payload[start:end])
                 self.buffer.add(key, samples, sum(sample.num_bytes for sample in samples), pieces)
 
-    def fetch(self, pieces: np.ndarray, current: RawBlock | None, longest: int) -> Payload:
-        """Payload of pieces of one epoch and block; rows that are not held are made again."""
+    def fetch(
+        self, pieces: np.ndarray, bounds: np.ndarray, current: Sequence[RawBlock | None], longest: int
+    ) -> Payload:
+        """Payload of pieces, grouped by epoch and block; rows that are not held are made again."""
+        groups = list(itertools.pairwise(bounds.tolist()))
+        parts = [
+            (np.arange(begin, end), self._fetch(pieces[begin:end], block, longest))
+            for (begin, end), block in zip(groups, current, strict=True)
+        ]
+        return Payload.gathered(len(pieces), parts)
+
+    def _fetch(self, pieces: np.ndarray, current: RawBlock | None, longest: int) -> Payload:
+        """That of one epoch and block."""
         address = (int(pieces["epoch"][0]), int(pieces["file"][0]), int(pieces["block"][0]))
         rows = pieces["row"].tolist()
         samples = {row: held for row in rows if (held := self.buffer.get((*address, row))) is not None}

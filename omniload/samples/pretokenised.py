@@ -102,17 +102,29 @@ class PretokenisedReader:
             if count:
                 self.buffer.add(address, block, block.num_bytes, count)
 
-    def fetch(self, pieces: np.ndarray, current: TokenBlock | None, longest: int) -> Payload:
-        """Tokens and masks of pieces of one epoch and block."""
-        file, block = int(pieces["file"][0]), int(pieces["block"][0])
-        held = current or self.load(file, block)
-        row = pieces["row"]
-        first = pieces["start"].astype(np.int64)
-        places = np.zeros((3, len(pieces)), np.int64)
-        places[1:] = held.offsets[row]
-        places[1] += first
-        places[2] += np.minimum(first + pieces["length"] + 1, np.minimum(held.lengths[row], longest))
-        return Payload(values=[held.values], masks=[held.trained], places=places)
+    def fetch(
+        self, pieces: np.ndarray, bounds: np.ndarray, current: Sequence[TokenBlock | None], longest: int
+    ) -> Payload:
+        """Tokens and masks of pieces, grouped by epoch and block."""
+        first = pieces.take(bounds[:-1])
+        addresses = zip(first["file"].tolist(), first["block"].tolist(), strict=True)
+        held = [one or self.load(*address) for one, address in zip(current, addresses, strict=True)]
+        places = np.empty((3, len(pieces)), np.int64)
+        array, begins, ends = places
+        row = pieces["row"].astype(np.int64)
+        for number, (block, begin, end) in enumerate(zip(held, bounds[:-1], bounds[1:], strict=True)):
+            array[begin:end] = number
+            begins[begin:end] = block.offsets.take(row[begin:end])
+            ends[begin:end] = block.lengths.take(row[begin:end])
+        # Of each sample so many tokens, of which the piece has those from ``start`` on, and one more.
+        start = pieces["start"].astype(np.int64)
+        np.minimum(ends, longest, out=ends)
+        np.minimum(ends, start + pieces["length"] + 1, out=ends)
+        ends += begins
+        begins += start
+        return Payload(
+            values=[one.values for one in held], masks=[one.trained for one in held], places=places
+        )
 
     def release(self, pieces: np.ndarray) -> None:
         """Say that these pieces will not be asked for again."""

@@ -68,12 +68,15 @@ class SampleReader(Protocol[B]):
     ) -> None:
         """Keep the samples found, each until its ``pieces_of`` pieces are released."""
 
-    def fetch(self, pieces: np.ndarray, current: B | None, longest: int) -> Payload:
-        """Payload of ``PIECE[p]`` of one epoch and block.
+    def fetch(
+        self, pieces: np.ndarray, bounds: np.ndarray, current: Sequence[B | None], longest: int
+    ) -> Payload:
+        """Payload of ``PIECE[p]``, grouped by epoch and block.
 
         Args:
             pieces: what to fetch.
-            current: the block, if the caller has it loaded.
+            bounds: ``int64[groups + 1]`` of each group.
+            current: its block, if the caller has it loaded.
             longest: samples end after this many tokens.
         """
 
