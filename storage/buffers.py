@@ -1,17 +1,44 @@
-"""Views of callers' memory as flat bytes, without copies."""
+"""Views of memory as flat bytes, without copies; and memory to read into."""
 
+import ctypes
+import mmap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from storage.errors import BadRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Data", "as_bytes", "as_views", "num_bytes_of", "readable_view", "split", "writable_view"]
+__all__ = [
+    "Data",
+    "as_bytes",
+    "as_views",
+    "new_memory",
+    "num_bytes_of",
+    "readable_view",
+    "split",
+    "writable_view",
+]
 
 Data: TypeAlias = "Buffer | Sequence[Buffer]"
 """The content of an object: one C-contiguous buffer, or several that follow each other."""
+
+_ALIGNED_BYTES: Final = 32 << 10
+
+
+def new_memory(num_bytes: int) -> memoryview:
+    """Writable zeroed memory to read into, that begins with a page unless it is small.
+
+    Large memory as ``malloc`` gives it begins 16 bytes behind a page, and files are mostly read from the beginning of
+    one. AMD's processors with fast short copies (``fsrm``) take four times as long for a ``rep movsb``, by which the
+    kernel copies, to a place up to 31 bytes behind its source, both counted from their pages.
+    """
+    if num_bytes < _ALIGNED_BYTES:
+        return memoryview(bytearray(num_bytes))
+    memory = bytearray(num_bytes + mmap.PAGESIZE)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % mmap.PAGESIZE
+    return memoryview(memory)[begin : begin + num_bytes]
 
 
 def readable_view(buffer: "Buffer") -> memoryview:

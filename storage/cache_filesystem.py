@@ -5,6 +5,7 @@ from typing import Any, BinaryIO
 
 from fsspec import AbstractFileSystem
 
+from storage.buffers import new_memory
 from storage.cache import BlockCache
 from storage.cache_block import Version
 from storage.cache_reader import CacheReader, OneVersion, strong_tag
@@ -68,9 +69,9 @@ class CachedFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has n
         if start is None and end is None:
             return self._reader.read_all(path)
         first, stop, _ = slice(start, end).indices(version.size)
-        buffer = bytearray(max(0, stop - first))
-        num_read = self._reader.read_range(path, first, memoryview(buffer))
-        return bytes(memoryview(buffer)[:num_read])
+        buffer = new_memory(max(0, stop - first))
+        num_read = self._reader.read_range(path, first, buffer)
+        return bytes(buffer[:num_read])
 
     def cat_ranges(
         self,

@@ -23,6 +23,7 @@ from typing import Final
 
 import xxhash
 
+from storage.buffers import new_memory
 from storage.cache_block import PAGE_BYTES, Block, BlockPart, data_start, read_digests
 from storage.local_file import pread_into
 
@@ -94,7 +95,7 @@ class OpenBlock:
         for start, stop in _runs(part.begin, end, part.block.num_bytes):
             wanted = part.into[max(start, part.begin) - part.begin : min(stop, end) - part.begin]
             is_whole = wanted.nbytes == stop - start
-            view = wanted if is_whole else memoryview(bytearray(stop - start))
+            view = wanted if is_whole else new_memory(stop - start)
             if pread_into(self._fd, view, self._data_start + start) != view.nbytes:
                 return False
             for page in range(start // PAGE_BYTES, -(-stop // PAGE_BYTES)):

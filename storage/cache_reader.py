@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from storage.backend import FileStat, RangeRead
+from storage.buffers import new_memory
 from storage.cache import BlockCache
 from storage.cache_block import Block, BlockPart, Version, parts_of
 from storage.errors import Corrupt, StorageError, Transient
@@ -173,7 +174,7 @@ class CacheReader:
 
     def _fetch(self, version: Version, path: str, part: BlockPart) -> None:
         block = part.block
-        data = part.into if part.is_whole else memoryview(bytearray(block.num_bytes))
+        data = part.into if part.is_whole else new_memory(block.num_bytes)
         with span("storage.cache_miss", path=block.url, num_bytes=block.num_bytes):
             num_read = self._source.fetch(path, block.start, data)
             self._confirm(version, path, block.start + num_read, block.start + block.num_bytes)

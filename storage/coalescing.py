@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from storage.backend import RangeRead
+from storage.buffers import new_memory
 from storage.paths import byte_order
 
 __all__ = ["MAX_GAP_BYTES", "Run", "coalesce"]
@@ -87,5 +88,5 @@ def _run(members: Sequence[RangeRead], end: int) -> Run:
     first = members[0]
     if len(members) == 1:
         return Run(whole=first, members=(first,))
-    memory = memoryview(bytearray(end - first.start))
+    memory = new_memory(end - first.start)
     return Run(whole=RangeRead(path=first.path, start=first.start, into=memory), members=tuple(members))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from storage.backend import Backend, FileStat, RangeRead
-from storage.buffers import Data, as_views, num_bytes_of, writable_view
+from storage.buffers import Data, as_views, new_memory, num_bytes_of, writable_view
 from storage.cache import BlockCache
 from storage.cache_backend import CachedBackend, cached_backend
 from storage.coalescing import Run
@@ -308,6 +308,6 @@ def _destinations(
         check_object(path)
         if not 0 <= start <= end:
             raise BadRequest(f"range {start}..{end} of {path!r}: 0 <= start <= end must hold")
-        buffer = bytearray(end - start) if into is None else into[index]
+        buffer = new_memory(end - start) if into is None else into[index]
         views.append(writable_view(buffer, end - start))
     return views

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import xxhash
 
+from storage.buffers import new_memory
 from storage.errors import BadRequest, Corrupt, NotFound
 from storage.paths import check_object
 from storage.store import Store
@@ -302,7 +303,7 @@ def decode_marker(data: bytes, where: str) -> tuple[str, list[TreeFile]]:
 
 def chunks(store: Store, path: str, num_bytes: int) -> Iterator[memoryview]:
     """The bytes of an object of known size from its start, in views that are good until the next one."""
-    buffer = memoryview(bytearray(min(num_bytes, _CHUNK_BYTES)))
+    buffer = new_memory(min(num_bytes, _CHUNK_BYTES))
     for start in range(0, num_bytes, _CHUNK_BYTES):
         end = min(start + _CHUNK_BYTES, num_bytes)
         yield from store.read_ranges([(path, start, end)], into=[buffer[: end - start]])

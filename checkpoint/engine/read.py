@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from typing import Final
 
 import numpy as np
@@ -260,7 +261,10 @@ class PieceReader:
 
 
 def _memory(num_bytes: int) -> Bytes:
-    return np.empty(num_bytes, dtype=np.uint8)
+    """As `storage.buffers.new_memory`, and not cleared."""
+    memory = np.empty(num_bytes + PAGESIZE, dtype=np.uint8)
+    begin = -int(memory.__array_interface__["data"][0]) % PAGESIZE
+    return memory[begin : begin + num_bytes]
 
 
 def _do_nothing(_: memoryview) -> None:
