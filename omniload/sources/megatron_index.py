@@ -90,24 +90,26 @@ class MegatronIndex:
         if self._num_sequences == self.num_documents:  # as a rule one each: spares a second request
             wanted += self._ranges(starts, ends)
         data = self._store.read_ranges(wanted)
-        bounds = [np.frombuffer(one, dtype="<i8") for one in data[: len(starts)]]
-        self._check_bounds(runs.bounds, np.concatenate(bounds))
-        firsts, lasts = [int(one[0]) for one in bounds], [int(one[-1]) for one in bounds]
-        of_sequences = data[len(starts) :]
-        if not of_sequences or (firsts, lasts) != (starts, ends):
+        bounds, of_sequences = [np.frombuffer(one, "<i8") for one in data[: len(starts)]], data[len(starts) :]
+        # Few operations where all is as usual: there is a block to be read for each few megabytes.
+        one_each = bool(of_sequences) and np.array_equal(_joined(bounds), runs.bounds)
+        firsts, lasts = starts, ends
+        if not one_each:
+            self._check_bounds(runs.bounds, _joined(bounds))
+            firsts, lasts = [int(one[0]) for one in bounds], [int(one[-1]) for one in bounds]
             of_sequences = self._store.read_ranges(self._ranges(firsts, lasts))
         lengths, pointers, modes = (
-            np.concatenate(
-                [np.frombuffer(one, dtype) for one in of_sequences[kind * len(starts) :][: len(starts)]]
-            )
+            _joined([np.frombuffer(one, dtype) for one in of_sequences[kind * len(starts) :][: len(starts)]])
             for kind, dtype in enumerate(("<i4", "<i8", "i1"))
         )
         sizes = lengths.astype(np.int64) * self.dtype.itemsize
-        numbers = np.concatenate([np.arange(*run) for run in zip(firsts, lasts, strict=True)])
-        self._check_sequences(numbers, pointers, sizes, modes)
-        tokens_before = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        sequences_before = np.append(0, np.cumsum(np.concatenate([np.diff(one) for one in bounds])))
-        return Documents(bounds=tokens_before[sequences_before], pointers=pointers, sizes=sizes)
+        tokens_before = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=tokens_before[1:])
+        self._check_sequences(list(zip(firsts, lasts, strict=True)), pointers, sizes, modes)
+        if not one_each:
+            before = np.append(0, np.cumsum(np.concatenate([np.diff(one) for one in bounds])))
+            tokens_before = tokens_before[before]
+        return Documents(bounds=tokens_before, pointers=pointers, sizes=sizes)
 
     def _ranges(self, firsts: Sequence[int], lasts: Sequence[int]) -> list[tuple[str, int, int]]:
         """Where lengths, then pointers, then modes of runs of sequences are."""
@@ -136,30 +138,44 @@ class MegatronIndex:
             )
 
     def _check_sequences(
-        self, numbers: np.ndarray, pointers: np.ndarray, sizes: np.ndarray, modes: np.ndarray
+        self, runs: Sequence[tuple[int, int]], pointers: np.ndarray, sizes: np.ndarray, modes: np.ndarray
     ) -> None:
+        """Check what the index says of some runs of sequences."""
         room, url = self._tokens.size, self._tokens.url
-        wrong = (sizes < 0) | (pointers < 0) | (pointers > room) | (sizes > room - pointers)
-        if wrong.any():
+        # Sizes have 34 bits, so that nothing wraps round where pointers lie inside the file.
+        fits = not len(sizes) or (
+            sizes.min() >= 0
+            and pointers.min() >= 0
+            and pointers.max() <= room
+            and (pointers + sizes).max() <= room
+        )
+        if fits and sizes.sum() <= room and not modes.any():
+            return
+        numbers = np.concatenate([np.arange(*run) for run in runs])
+        if not fits:
+            wrong = (sizes < 0) | (pointers < 0) | (pointers > room) | (sizes > room - pointers)
             i = int(np.argmax(wrong))
             raise self._corrupt(
                 self._pointers_at + 8 * int(numbers[i]),
                 f"sequence {numbers[i]} has {sizes[i]} bytes from byte {pointers[i]} on, and {url} ends at {room}",
             )
-        if sizes.sum(dtype=np.float64) > room:  # a sum of int64 might wrap round
+        if sizes.sum() > room:
             raise self._corrupt(
                 self._pointers_at + 8 * int(numbers[0]),
                 f"sequences {numbers[0]} to {numbers[-1] + 1} overlap: they have more bytes than {url}",
             )
-        if modes.any():
-            i = int(np.argmax(modes != 0))
-            raise self._corrupt(
-                self._modes_at + int(numbers[i]),
-                f"sequence {numbers[i]} is of mode {modes[i]}, not text",
-                remedy="write it in a format that has columns for images",
-            )
+        i = int(np.argmax(modes != 0))
+        raise self._corrupt(
+            self._modes_at + int(numbers[i]),
+            f"sequence {numbers[i]} is of mode {modes[i]}, not text",
+            remedy="write it in a format that has columns for images",
+        )
 
     def _corrupt(
         self, offset: int, reason: str, remedy: str = "copy or write .idx and .bin again"
     ) -> CorruptSource:
         return CorruptSource(f"{self._entry.url}: byte {offset}: {reason}; {remedy}")
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
