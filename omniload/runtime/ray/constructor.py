@@ -368,8 +368,10 @@ class ConstructorActor:
                     del self._seen[client]
                     self._said.pop(client, None)
                     taken = self._taking.pop(client, None)
-                    if taken is not None:  # the planner learns it, as nothing more is said of it
+                    if taken is not None:
                         self._let_go(taken.stream)
+                        # Or the others would wait until the planner had heard nothing of it for long.
+                        self._job.find(PLANNER).leave.remote(taken.stream, self._node, [client])
                 # Made anew, it has yet to hear of its ranks, and must not say that there are none.
                 if self._seen or now > self._made + LOST_AFTER_S:
                     self._say_alive(self._job.find(PLANNER))

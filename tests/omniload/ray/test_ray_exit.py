@@ -79,6 +79,16 @@ def test_rank_0_does_not_wait_for_a_rank_that_was_killed(
     assert lines_of(ranks[0]) == []
 
 
+def test_the_other_rank_goes_on_when_one_was_killed(started: list[Rank], tmp_path: Path, port: int) -> None:
+    """Once nothing was heard of it for 15 s."""
+    ranks = two(started, tmp_path, port, first={}, second={}, timeout_s=40.0)
+    for rank in ranks:
+        rank.says("step")
+    ranks[1].process.send_signal(signal.SIGKILL)
+    while ranks[0].says("step") < 30:
+        pass
+
+
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM"])
 def test_rank_0_that_is_told_to_end_does_so_soon_and_the_other_says_why_it_does(
     started: list[Rank], tmp_path: Path, port: int, way: str
