@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 _LEAVING_S = 20.0
 """How long a process that ends waits to be heard and, if it runs the cluster, for the other ranks and the actors."""
+_SILENCE_S = 5.0
+"""How long a rank that leaves waits until nothing more is asked for in its name."""
 _LOOK_S = 0.05
 
 
@@ -217,12 +219,16 @@ class _Seat:
         """Say goodbye; the last one of a job ends its actors."""
         self.left.set()
         _taken.pop(id(self), None)
-        # Heard of after the goodbye, it would be taken to be there, and other ranks would wait for it.
-        for runtime in list(self.runtimes):
+        runtimes = list(self.runtimes)
+        for runtime in runtimes:
             runtime.abandon()
-            runtime.join()
-        if self.beating is not None:
-            self.beating.join(_LEAVING_S)
+        if not ray.is_initialized() or self.cluster.lost:
+            return
+        # Heard of after the goodbye, it would be taken to be there, and other ranks would wait for it.
+        deadline = time.monotonic() + _SILENCE_S
+        for thread in (*runtimes, self.beating):
+            if thread is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
         if not ray.is_initialized() or self.cluster.lost:
             return
         try:
@@ -259,9 +265,9 @@ def _digest(mixture: Mixture, settings: Settings) -> str:
 @atexit.register  # after Ray's own, and so called before it
 def _at_exit() -> None:
     """Leave every job, and end the cluster if this process runs it, once no other process is in it."""
-    for seat in list(_taken.values()):
-        seat.leave()
     try:
+        for seat in list(_taken.values()):
+            seat.leave()
         _wait_for_others(cluster.current())
     finally:  # also where a signal ends the wait
         cluster.end()

@@ -176,10 +176,11 @@ class RayRuntime:
         """As `Runtime.abandon`."""
         self._stopping.set()
 
-    def join(self) -> None:
+    def join(self, timeout_s: float = _GOODBYE_S) -> None:
         """Once it is told to stop, wait until it asks for nothing more, or else that would come after the goodbye."""
-        self._thread.join(_GOODBYE_S)
-        self._asker.join(_GOODBYE_S)
+        deadline = time.monotonic() + timeout_s
+        for thread in (self._thread, self._asker):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         try:
@@ -260,9 +261,11 @@ class RayRuntime:
         try:
             if self._stream is None:
                 self._open()
-            constructor = self._job.find(self._job.constructor(self._node))
-            if self._stopping.is_set():  # meanwhile
+            if self._stopping.is_set():
+                # The constructor may have heard the goodbye by now, and knew of no stream then.
+                self._job.find(PLANNER).leave.remote(self._stream, self._node, [self._client])
                 return None
+            constructor = self._job.find(self._job.constructor(self._node))
             return constructor.fetch.remote(self._stream, self._client, self._lanes, step, self._asked, lost)
         except LoaderLost:
             return None
@@ -384,15 +387,19 @@ class RayRuntime:
 
     def _open(self) -> None:
         """Find the stream that goes on from where this rank stands, or have it begun."""
+
+        def call() -> Any:
+            if self._stopping.is_set():
+                raise _closed()
+            return self._job.find(PLANNER).open.remote(self._client, state)
+
+        def mend() -> None:
+            if not self._stopping.is_set():  # nobody is to make actors of a job that this rank has left
+                self._make()
+
         with self._deciding:
             state = replace(self._state, decisions=self._decided_from(self._state.step))
-            self._stream = ask(
-                lambda: self._job.find(PLANNER).open.remote(self._client, state),
-                self._timeout_s,
-                PLANNER,
-                "the stream",
-                self._make,
-            )
+            self._stream = ask(call, self._timeout_s, PLANNER, "the stream", mend)
 
 
 def _closed() -> LoaderStopped:

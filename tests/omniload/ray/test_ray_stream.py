@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from omniload import Chaos, DataLoader
 from omniload.errors import (
     DecisionError,
     JobNotFound,
+    LoaderStopped,
     SampleError,
     SourceNotFound,
     StateError,
@@ -124,6 +126,37 @@ def test_nobody_waits_for_a_rank_whose_loader_was_collected_while_it_asked_for_a
     next(of_other)
     del collected, of_collected
     gc.collect()
+    for _ in range(5 * STEPS):
+        next(of_other)
+    other.close()
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_rank_that_was_closed_while_it_opened_the_stream(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_stream, opened = RayRuntime._open, threading.Event()
+
+    def open_slowly(self: RayRuntime) -> None:
+        open_stream(self)
+        if self._client.startswith("0/"):
+            opened.set()
+            time.sleep(0.5)
+
+    monkeypatch.setattr(RayRuntime, "_open", open_slowly)
+    mixture = hard_mixture(jobs.folder, steps=10 * STEPS)
+    closed, other = (jobs.loader(mixture, dp_rank=rank, dp_size=2, timeout_s=20) for rank in range(2))
+
+    def take() -> None:
+        with pytest.raises(LoaderStopped):
+            list(closed)
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    assert opened.wait(60)
+    closed.close()
+    taking.join(60)
+    of_other = other.steps()
     for _ in range(5 * STEPS):
         next(of_other)
     other.close()
