@@ -25,7 +25,7 @@ from ray.cluster_utils import Cluster
 
 from benchmarks.running.chaos_client import Orders, digest
 from omniload import DataLoader
-from omniload.runtime.ray.cluster import settings
+from omniload.runtime.ray.cluster import system_config
 from omniload.runtime.ray.job import PLANNER
 
 ROLES = ("loader", "shadow", "constructor", "planner", "client", "node")
@@ -194,7 +194,7 @@ def _cluster(folder: Path, nodes: Path, plan: Plan) -> Iterator[Cluster]:
         head_node_args={
             "num_cpus": 0,
             "include_dashboard": False,
-            "_system_config": {**settings(), **_HEALTH},
+            "_system_config": {**system_config(), **_HEALTH},
         },
     )
     try:

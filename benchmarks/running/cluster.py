@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import ray
 
-from omniload.runtime.ray.cluster import settings
+from omniload.runtime.ray.cluster import system_config
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def cluster(*, object_store_bytes: int = 512 << 20) -> Iterator[str]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         configure_logging=False,
-        _system_config=settings(),
+        _system_config=system_config(),
     )
     try:
         yield ray.get_runtime_context().gcs_address

@@ -236,14 +236,14 @@ def _init(**options: Any) -> None:
                     signal.signal(number, handler)
 
 
-def settings() -> dict[str, Any]:
+def system_config() -> dict[str, Any]:
     """Of Ray's own options, those that a cluster of a job is started with.
 
     Ray's workers yield to everything else (niceness 15, a thirtieth of the processor beside a busy process). Actors
     that load do not: where ranks keep the processors busy, they would be starved, and all ranks wait for them then.
     What the user sets goes before.
     """
-    return _SETTINGS if _NICENESS in os.environ else {**_SETTINGS, "worker_niceness": 0}
+    return {**_SETTINGS, **({} if _NICENESS in os.environ else {"worker_niceness": 0})}  # Ray adds to it
 
 
 def _start(options: RayOptions, timeout_s: float) -> None:
@@ -259,7 +259,7 @@ def _start(options: RayOptions, timeout_s: float) -> None:
                 address="local",
                 include_dashboard=False,
                 object_store_memory=options.object_store_bytes,
-                _system_config=settings(),
+                _system_config=system_config(),
             )
             return
         except Exception as error:

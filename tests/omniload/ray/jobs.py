@@ -14,7 +14,7 @@ import ray
 import torch
 
 from omniload import DataLoader, MixtureLoader
-from omniload.runtime.ray.cluster import settings
+from omniload.runtime.ray.cluster import system_config
 
 TIMEOUT_S = 60.0
 
@@ -29,7 +29,7 @@ def start_ray() -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         configure_logging=False,
-        _system_config=settings(),
+        _system_config=system_config(),
     )
 
 
