@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "ALIGNED_BYTES",
     "Data",
     "as_bytes",
     "as_views",
@@ -24,7 +25,8 @@ __all__ = [
 Data: TypeAlias = "Buffer | Sequence[Buffer]"
 """The content of an object: one C-contiguous buffer, or several that follow each other."""
 
-_ALIGNED_BYTES: Final = 32 << 10
+ALIGNED_BYTES: Final = 32 << 10
+"""Smaller memory may begin anywhere."""
 
 
 def new_memory(num_bytes: int) -> memoryview:
@@ -34,7 +36,7 @@ def new_memory(num_bytes: int) -> memoryview:
     one. AMD's processors with fast short copies (``fsrm``) take four times as long for a ``rep movsb``, by which the
     kernel copies, to a place up to 31 bytes behind its source, both counted from their pages.
     """
-    if num_bytes < _ALIGNED_BYTES:
+    if num_bytes < ALIGNED_BYTES:
         return memoryview(bytearray(num_bytes))
     memory = bytearray(num_bytes + mmap.PAGESIZE)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % mmap.PAGESIZE

@@ -26,6 +26,7 @@ from checkpoint.engine.scan import scan
 from checkpoint.engine.views import Cut, Views, Wanted
 from checkpoint.format.codec import decode_piece
 from checkpoint.stored import StoredCheckpoint
+from storage.buffers import ALIGNED_BYTES
 from storage.spans import span
 
 __all__ = ["PieceReader", "ReadStats", "Wanted", "read_boxes"]
@@ -262,6 +263,8 @@ class PieceReader:
 
 def _memory(num_bytes: int) -> Bytes:
     """As `storage.buffers.new_memory`, and not cleared."""
+    if num_bytes < ALIGNED_BYTES:
+        return np.empty(num_bytes, dtype=np.uint8)
     memory = np.empty(num_bytes + PAGESIZE, dtype=np.uint8)
     begin = -int(memory.__array_interface__["data"][0]) % PAGESIZE
     return memory[begin : begin + num_bytes]
