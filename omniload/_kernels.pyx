@@ -825,6 +825,7 @@ def join_lists(
     for i in range(n):
         assert bounds[i] <= bounds[i + 1]
     for j in range(num_columns):
+        assert 0 <= fixed[j] <= <int64_t> 1 << 40
         num_stored += fixed[j] == 0
     with nogil:
         for i in range(n):
@@ -846,6 +847,8 @@ def join_lists(
                     at += own
                 if j == column:
                     size = at - start
+                if at > bounds[i + 1]:  # so that no sum wraps round
+                    break
             if at != bounds[i + 1]:
                 continue
             if has_shape:

@@ -405,4 +405,5 @@ def _by_block(pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not one_epoch:
         epoch = epoch[order]
         begins |= epoch[1:] != epoch[:-1]
-    return order, np.flatnonzero(np.concatenate([[len(pieces) > 0], begins, [True]]))
+    first = np.append(0, np.flatnonzero(begins) + 1)[: len(pieces)]
+    return order, np.append(first, len(pieces))

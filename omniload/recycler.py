@@ -17,7 +17,7 @@ import numpy.typing as npt
 _LEAST_BYTES = 1 << 18
 """Smaller arrays are left to numpy."""
 _HUGE_BYTES = 2 << 20
-"""From there on memory is asked for in huge pages, as numpy does, which are cleared five times as fast."""
+"""From there on memory is asked for in huge pages, which are cleared five times as fast, and found faster."""
 
 
 class Recycler:

@@ -76,7 +76,7 @@ class SampleReader(Protocol[B]):
         Args:
             pieces: what to fetch.
             bounds: ``int64[groups + 1]`` of each group.
-            current: its block, if the caller has it loaded.
+            current: ``[groups]``: the block of each, if the caller has it loaded.
             longest: samples end after this many tokens.
         """
 

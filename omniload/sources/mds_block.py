@@ -56,8 +56,8 @@ class MdsBlock:
     @property
     def num_bytes(self) -> int:
         """Host memory held by the block."""
-        places = (2 * len(self._columns) + 1) * self._bounds.nbytes  # once a row is asked for
-        return int(self._data.nbytes + self.row_ids.nbytes + places)
+        places = 2 * len(self._columns) * self._bounds.nbytes  # held once a row is asked for
+        return int(self._data.nbytes + self._bounds.nbytes + self.row_ids.nbytes + places)
 
     @lazy
     def table(self) -> pa.Table | None:

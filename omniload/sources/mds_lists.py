@@ -50,7 +50,10 @@ def join_lists(
         bad,
         joined,
     )
-    return ends // flat.dtype.itemsize, bad, joined[: ends[-1]].view(flat.dtype)
+    items = joined[: ends[-1]]
+    if len(items) < len(joined) * 3 // 4:  # of several columns: a part would hold all of the memory
+        items = items.copy()
+    return ends // flat.dtype.itemsize, bad, items.view(flat.dtype)
 
 
 def join_lists_in_python(

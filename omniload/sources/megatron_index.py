@@ -97,6 +97,7 @@ class MegatronIndex:
         if not one_each:
             self._check_bounds(runs.bounds, _joined(bounds))
             firsts, lasts = [int(one[0]) for one in bounds], [int(one[-1]) for one in bounds]
+        if not of_sequences or (firsts, lasts) != (starts, ends):
             of_sequences = self._store.read_ranges(self._ranges(firsts, lasts))
         lengths, pointers, modes = (
             _joined([np.frombuffer(one, dtype) for one in of_sequences[kind * len(starts) :][: len(starts)]])
@@ -149,7 +150,8 @@ class MegatronIndex:
             and pointers.max() <= room
             and (pointers + sizes).max() <= room
         )
-        if fits and sizes.sum() <= room and not modes.any():
+        num_bytes = sizes.sum(dtype=np.float64)  # a sum of int64 might wrap round
+        if fits and num_bytes <= room and not modes.any():
             return
         numbers = np.concatenate([np.arange(*run) for run in runs])
         if not fits:
@@ -159,7 +161,7 @@ class MegatronIndex:
                 self._pointers_at + 8 * int(numbers[i]),
                 f"sequence {numbers[i]} has {sizes[i]} bytes from byte {pointers[i]} on, and {url} ends at {room}",
             )
-        if sizes.sum() > room:
+        if num_bytes > room:
             raise self._corrupt(
                 self._pointers_at + 8 * int(numbers[0]),
                 f"sequences {numbers[0]} to {numbers[-1] + 1} overlap: they have more bytes than {url}",

@@ -23,7 +23,7 @@ class Runs:
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> Self:
-        """The runs of ``int64[n]`` ascending numbers, n at least 1."""
+        """The runs of ``int64[n]`` strictly ascending numbers, n at least 1."""
         start, end = int(numbers[0]), int(numbers[-1]) + 1
         if end - start == len(numbers):  # as in a block
             return cls(
