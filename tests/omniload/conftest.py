@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.omniload.plan_logging import memory
 from tests.storage.seaweed import S3Server, s3_server
 
 
@@ -14,6 +15,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One real S3 server for the whole run."""
     with s3_server(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
+
+
+@pytest.fixture
+def log_url() -> Iterator[str]:
+    """A directory in memory, for a plan log."""
+    with memory() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
