@@ -106,9 +106,10 @@ class PretokenisedReader:
         self, pieces: np.ndarray, bounds: np.ndarray, current: Sequence[TokenBlock | None], longest: int
     ) -> Payload:
         """Tokens and masks of pieces, grouped by epoch and block."""
-        first = pieces.take(bounds[:-1])
-        addresses = zip(first["file"].tolist(), first["block"].tolist(), strict=True)
-        held = [one or self.load(*address) for one, address in zip(current, addresses, strict=True)]
+        held = [
+            block or self.load(int(pieces["file"][begin]), int(pieces["block"][begin]))
+            for block, begin in zip(current, bounds[:-1], strict=True)
+        ]
         places = np.empty((3, len(pieces)), np.int64)
         array, begins, ends = places
         row = pieces["row"].astype(np.int64)
