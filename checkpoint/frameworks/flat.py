@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +12,7 @@ from checkpoint.frameworks.layout import range_boxes
 from checkpoint.frameworks.values import LocalTensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlatPart:
+class FlatPart(NamedTuple):
     """What 1-D memory of this rank holds of one tensor: a range of its row-major elements.
 
     Attributes:
@@ -30,8 +30,7 @@ class FlatPart:
     extent: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A global tensor that a live tensor of this rank holds, whole or in part.
 
     Attributes:
@@ -68,7 +67,9 @@ def describe(group: str, key: str, tensor: torch.Tensor, part: FlatPart | None) 
             f"{group}: {key} has shape {list(tensor.shape)}; beside a flattened parameter it must have no "
             f"dimensions or be flattened likewise, [{part.extent}]"
         )
-    memory = tensor[part.offset : part.offset + part.length]
+    memory = tensor
+    if part.length != part.extent:
+        memory = tensor[part.offset : part.offset + part.length]
     boxes, views = range_boxes(f"{group}: {key}", memory, part.shape, part.start)
     return LocalTensor(
         group=group, key=key, dtype=tensor.dtype, shape=part.shape, boxes=boxes, views=views, tensor=tensor

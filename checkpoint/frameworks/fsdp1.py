@@ -6,9 +6,9 @@ it: its state dicts gather every parameter, even to shard it anew, or know nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from checkpoint.frameworks.flat import FlatPart, Held
 
 WRAPPER_SEGMENT = "_fsdp_wrapped_module"
 """Path segment that FSDP1 inserts."""
+
+Parts: TypeAlias = Sequence[tuple[str, nn.Module]]
+"""A module and all in it by path, as of ``named_modules(remove_duplicate=False)``: a shared one has several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,34 +41,34 @@ class FlatTensor:
     held: list[Held]
 
 
-def uses_fsdp1(module: nn.Module) -> bool:
+def uses_fsdp1(parts: Parts) -> bool:
     """Whether a module or a part of it is wrapped with FSDP1."""
-    return any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+    return any(isinstance(part, FullyShardedDataParallel) for _, part in parts)
 
 
-def entries(module: nn.Module) -> dict[str, Any]:
+def entries(parts: Parts) -> dict[str, Any]:
     """``module.state_dict(keep_vars=True)`` without its hooks, which with FSDP1 would gather.
 
     Flat parameters appear as they are registered at the moment, or not at all.
     """
     found: dict[str, Any] = {}
-    for path, part in module.named_modules(remove_duplicate=False):
+    for path, part in parts:
         part._save_to_state_dict(found, f"{path}." if path else "", True)
     return found
 
 
-def flat_tensors(name: str, module: nn.Module) -> list[FlatTensor]:
+def flat_tensors(name: str, parts: Parts) -> list[FlatTensor]:
     """The flattened parameters of a module; those of ``NO_SHARD`` with ``use_orig_params`` are ordinary ones.
 
     Args:
         name: What to call the module in errors.
-        module: The root.
+        parts: The module.
 
     Raises:
         UnsupportedLayout: If a parameter was a DTensor, or not contiguous, when it was flattened.
     """
     found: list[FlatTensor] = []
-    for part, prefixes in _wrapped(module).items():
+    for part, prefixes in _wrapped(parts).items():
         handle: Any = part._handle
         if handle._use_orig_params:
             if not handle.uses_sharded_strategy:
@@ -77,19 +80,19 @@ def flat_tensors(name: str, module: nn.Module) -> list[FlatTensor]:
     return found
 
 
-def reshard(module: nn.Module) -> None:
+def reshard(parts: Parts) -> None:
     """Drop full parameters that FSDP1 keeps after an evaluation: the shards were written to."""
-    for part in _wrapped(module):
+    for part in _wrapped(parts):
         handle: Any = part._handle
         # Before the first forward pass nothing was gathered, and there is nothing to drop.
         if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_local_shard"):
             _reshard(part, handle, True)
 
 
-def _wrapped(module: nn.Module) -> dict[FullyShardedDataParallel, list[str]]:
+def _wrapped(parts: Parts) -> dict[FullyShardedDataParallel, list[str]]:
     """The wrapped modules that have a flat parameter, with their paths: a shared module has several."""
     paths: dict[FullyShardedDataParallel, list[str]] = {}
-    for path, part in module.named_modules(remove_duplicate=False):
+    for path, part in parts:
         if isinstance(part, FullyShardedDataParallel) and part._handle is not None:
             paths.setdefault(part, []).append(path)
     return paths
@@ -127,7 +130,7 @@ def _of_handle(name: str, handle: Any, prefixes: Iterable[str]) -> Iterator[Flat
         yield FlatTensor(param=flat, memory=memory, held=held)
         return
     for param, own, part in zip(flat._params, names, parts, strict=True):
-        alone = replace(part, offset=0, extent=part.length)
+        alone = part._replace(offset=0, extent=part.length)
         shard = memory[part.offset : part.offset + part.length]
         yield FlatTensor(param=param, memory=shard, held=[Held(names=own, part=alone)])
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -23,6 +24,9 @@ from checkpoint.errors import UnsupportedLayout
 
 # Consecutive (start, length) ranges of one dimension, in the order in which the local tensor holds them.
 _Runs: TypeAlias = tuple[tuple[int, int], ...]
+
+# Shape of a local tensor, its boxes, and where in it they are.
+_Layout: TypeAlias = tuple[tuple[int, ...], tuple[Box, ...], tuple[tuple[slice, ...], ...]]
 
 
 def tensor_boxes(name: str, tensor: torch.Tensor) -> tuple[tuple[Box, ...], tuple[torch.Tensor, ...]]:
@@ -45,30 +49,27 @@ def tensor_boxes(name: str, tensor: torch.Tensor) -> tuple[tuple[Box, ...], tupl
     """
     if not isinstance(tensor, DTensor):
         _check_dense(name, tensor)
-        box = Box.whole(tensor.shape)
-        return ((box,), (tensor.detach(),)) if box.num_elements else ((), ())
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
+        boxes = _whole(tensor.shape)
+        return boxes, (tensor.detach(),) if boxes else ()
+    coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return (), ()
-    with torch.no_grad():  # detaching the DTensor would be dispatched like an operator on it
-        local = tensor.to_local().detach()
+    # Not to_local(), which takes part in autograd or is told not to; either takes as long as all the rest.
+    local = tensor._local_tensor
     _check_dense(name, local)
-    order = _explicit_order(tensor)
+    local = local.detach()
     try:
-        expected, boxes, places = _local_layout(
-            tuple(tensor.shape), mesh.shape, tuple(coordinate), tuple(tensor.placements), order
-        )
+        expected, boxes, places = _layout_of(tensor, tuple(coordinate))
     except UnsupportedLayout as error:
         raise UnsupportedLayout(f"{name}: {error}") from None
     # Shards without elements come as (0,) or (0, ...), depending on who made them.
-    if tuple(local.shape) != expected and (local.numel() or 0 not in expected):
+    if local.shape != expected and (local.numel() or 0 not in expected):
         raise UnsupportedLayout(
             f"{name}: placements {_text(tensor.placements)} of shape {list(tensor.shape)} on mesh "
             f"{list(tensor.device_mesh.shape)} give a local shape of {list(expected)} at {coordinate}, but the "
             f"local tensor has {list(local.shape)}; redistribute() it to Shard or Replicate placements"
         )
-    return boxes, tuple(local[where] for where in places)
+    return boxes, (local,) if len(boxes) == 1 else tuple(local[where] for where in places)
 
 
 def range_boxes(
@@ -153,8 +154,20 @@ def _explicit_order(tensor: DTensor) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 # What follows is the same at each save again, and for DTensors in many tensors of a model.
 
+_MAX_KNOWN: Final = 4096
 
-@lru_cache(maxsize=4096)
+# By id: the spec, which is kept so that no other gets its id, this rank's coordinate, and what follows from both.
+_known_specs: dict[int, tuple[DTensorSpec, tuple[int, ...], _Layout]] = {}
+
+
+@lru_cache(maxsize=_MAX_KNOWN)
+def _whole(shape: tuple[int, ...]) -> tuple[Box, ...]:
+    """The box of a tensor that is held whole, if it has elements."""
+    box = Box.whole(shape)
+    return (box,) if box.num_elements else ()
+
+
+@lru_cache(maxsize=_MAX_KNOWN)
 def _range_layout(
     shape: tuple[int, ...], start: int, stop: int, stride: int
 ) -> tuple[tuple[Box, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
@@ -171,14 +184,34 @@ def _contiguous(lengths: Sequence[int], stride: int) -> tuple[int, ...]:
     return tuple(strides)[::-1] if lengths else ()
 
 
-@lru_cache(maxsize=4096)
+def _layout_of(tensor: DTensor, coordinate: tuple[int, ...]) -> _Layout:
+    """As :func:`_local_layout`."""
+    # By identity: a tensor keeps its spec, and moments of like parameters share one; to compare two takes as long as
+    # all the rest. PyTorch's own caches keep specs, too.
+    spec = tensor._spec
+    known = _known_specs.get(id(spec))
+    if known is None or known[1] != coordinate:
+        layout = _local_layout(
+            tuple(tensor.shape),
+            spec.mesh.shape,
+            coordinate,
+            tuple(spec.placements),
+            _explicit_order(tensor),
+        )
+        if len(_known_specs) >= _MAX_KNOWN:
+            _known_specs.clear()
+        known = _known_specs[id(spec)] = (spec, coordinate, layout)
+    return known[2]
+
+
+@lru_cache(maxsize=_MAX_KNOWN)
 def _local_layout(
     shape: tuple[int, ...],
     mesh_shape: tuple[int, ...],
     coordinate: tuple[int, ...],
     placements: tuple[Placement, ...],
     order: tuple[tuple[int, tuple[int, ...]], ...],
-) -> tuple[tuple[int, ...], tuple[Box, ...], tuple[tuple[slice, ...], ...]]:
+) -> _Layout:
     """Shape of the local tensor, its boxes, and where in it they are; see :func:`dtensor_boxes`."""
     runs = _all_runs(shape, mesh_shape, coordinate, placements, dict(order))
     pieces = _product(runs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,11 +53,16 @@ class ModuleGroup:
         self._module = module
         self._memory: dict[int, torch.Tensor] = {}
         self._extra: dict[str, tuple[str, object]] = {}  # clean name to (name of the owning module, value)
-        self._uses_fsdp1 = fsdp1.uses_fsdp1(module)
-        entries = fsdp1.entries(module) if self._uses_fsdp1 else module.state_dict(keep_vars=True)
-        owned = {id(tensor) for tensor in itertools.chain(module.parameters(), module.buffers())}
+        parts = self._parts = list(module.named_modules(remove_duplicate=False))
+        self._uses_fsdp1 = fsdp1.uses_fsdp1(parts)
+        entries = fsdp1.entries(parts) if self._uses_fsdp1 else module.state_dict(keep_vars=True)
+        owned = {
+            id(tensor)
+            for _, part in parts
+            for tensor in itertools.chain(part._parameters.values(), part._buffers.values())
+        }
         seen: set[str] = set()
-        clean = _Cleaner(module)
+        clean = _Cleaner(parts)
 
         def named(raw: str) -> str:
             key = clean(raw)
@@ -65,7 +71,7 @@ class ModuleGroup:
             seen.add(key)
             return key
 
-        for flat in fsdp1.flat_tensors(name, module):
+        for flat in fsdp1.flat_tensors(name, parts):
             self.held[id(flat.param)] = [
                 Held(names=[named(raw) for raw in one.names], part=one.part) for one in flat.held
             ]
@@ -131,7 +137,7 @@ class ModuleGroup:
     def apply(self, stored: Mapping[str, Any], targets: list[LocalTensor]) -> None:
         """Hand extra state to the modules that own it, and let FSDP1 gather anew."""
         if self._uses_fsdp1:
-            fsdp1.reshard(self._module)
+            fsdp1.reshard(self._parts)
         for key, (owner, _) in self._extra.items():
             if key in stored["extra"]:
                 self._module.get_submodule(owner).set_extra_state(stored["extra"][key])
@@ -140,22 +146,27 @@ class ModuleGroup:
 class _Cleaner:
     """Takes wrapper segments out of the names of one module's state."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, parts: fsdp1.Parts) -> None:
         # Only DDP's own "module" segment goes: a user's child may carry that name.
-        self._ddp_prefixes = {
+        self._ddp_prefixes = frozenset(
             _join(_unwrapped(path.split("."))) if path else ""
-            for path, part in module.named_modules(remove_duplicate=False)
+            for path, part in parts
             if isinstance(part, DistributedDataParallel)
-        }
+        )
 
     def __call__(self, raw: str) -> str:
-        kept: list[str] = []
-        path: list[str] = []
-        for segment in _unwrapped(raw.split(".")):
-            if not (segment == "module" and _join(path) in self._ddp_prefixes):
-                kept.append(segment)
-            path.append(segment)
-        return _join(kept)
+        return _clean(raw, self._ddp_prefixes)
+
+
+@lru_cache(maxsize=65536)  # the same names at each save
+def _clean(raw: str, ddp_prefixes: frozenset[str]) -> str:
+    kept: list[str] = []
+    path: list[str] = []
+    for segment in _unwrapped(raw.split(".")):
+        if not (segment == "module" and _join(path) in ddp_prefixes):
+            kept.append(segment)
+        path.append(segment)
+    return _join(kept)
 
 
 def _unwrapped(segments: list[str]) -> list[str]:

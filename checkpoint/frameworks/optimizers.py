@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
@@ -20,8 +19,7 @@ from checkpoint.frameworks.values import LocalTensor, Rows
 _NOT_HYPERPARAMETERS = {"params", "param_names"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Param:
+class _Param(NamedTuple):
     """A parameter of the module, and the parameter of the optimizer that it is, or was flattened into.
 
     Attributes:

@@ -15,9 +15,10 @@ from checkpoint.frameworks.layout import tensor_boxes
 Rows: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+# Not frozen: that takes three times as long, for each tensor at each save.
+@dataclass(kw_only=True, slots=True, eq=False)
 class LocalTensor:
-    """One global tensor as this rank holds it.
+    """One global tensor as this rank holds it; not to be changed.
 
     Attributes:
         group: Top-level name in the state ("model", "optimizer", ...).
@@ -45,9 +46,14 @@ class LocalTensor:
             UnsupportedLayout: If its layout cannot be described by boxes.
         """
         boxes, views = tensor_boxes(f"{group}: {key}", tensor)
-        shape = tuple(tensor.shape)
         return cls(
-            group=group, key=key, dtype=tensor.dtype, shape=shape, boxes=boxes, views=views, tensor=tensor
+            group=group,
+            key=key,
+            dtype=tensor.dtype,
+            shape=tuple(tensor.shape),
+            boxes=boxes,
+            views=views,
+            tensor=tensor,
         )
 
 

@@ -260,7 +260,8 @@ def odd_modules(root):
 def hard_cases():
     """What this rank's shards have in them; a table of ranks x facts must have all."""
     tensors = {
-        name: fsdp1.flat_tensors("model", make(name)["model"]) for name in ("flat", "orig", "no_shard_flat")
+        name: fsdp1.flat_tensors("model", list(make(name)["model"].named_modules()))
+        for name in ("flat", "orig", "no_shard_flat")
     }
     held = [(flat, one) for flats in tensors.values() for flat in flats for one in flat.held]
     local = {(t.group, t.key): len(t.boxes) for t in capture(make("flat")).tensors}
