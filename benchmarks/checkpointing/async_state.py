@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.checkpointing.formats import AsyncFormat, Copy, Ours, TorchDcp
 from benchmarks.checkpointing.state import training_state
+from benchmarks.peers.byte_checkpoint import ByteCheckpoint
 
 
 class AsyncState:
@@ -32,6 +33,8 @@ class AsyncState:
                     self._forms[name] = Copy(self._state, threaded=False)
                 case "checkpoint":
                     self._forms[name] = Ours(self._state)
+                case "bytecheckpoint":
+                    self._forms[name] = ByteCheckpoint(self._state)
                 case "torch DCP":
                     self._forms[name] = TorchDcp(self._state)
                 case "torch DCP, kept memory":

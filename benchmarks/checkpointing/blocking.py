@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from benchmarks.checkpointing.async_state import AsyncState
 from benchmarks.checkpointing.formats import remove
 from benchmarks.checkpointing.ranks import RankPool
 from benchmarks.definition import Contender, Kind, Measure, Settings
+from benchmarks.peers import byte_checkpoint
 
 COPY, OURS, DCP, DCP_KEPT = "copy into kept memory", "checkpoint", "torch DCP", "torch DCP, kept memory"
 KINDS = {COPY: Kind.FLOOR, OURS: Kind.OURS, DCP: Kind.PEER, DCP_KEPT: Kind.PEER}
+_PUBLISHED = "bytecheckpoint"
 _NUM_RANKS = (2, 4)
 
 
@@ -77,11 +79,14 @@ def contenders(settings: Settings, *, shard: bool) -> Iterator[Sequence[Contende
             pool = stack.enter_context(
                 RankPool(num_ranks, AsyncState, num_bytes if shard else num_bytes // num_ranks, shard)
             )
-            found += _of_ranks(pool, Path(name), num_ranks, num_bytes)
+            kinds = KINDS | ({_PUBLISHED: Kind.PEER} if shard and byte_checkpoint.installed() else {})
+            found += _of_ranks(pool, Path(name), num_ranks, num_bytes, kinds)
         yield found
 
 
-def _of_ranks(pool: RankPool, directory: Path, num_ranks: int, num_bytes: int) -> list[Contender]:
+def _of_ranks(
+    pool: RankPool, directory: Path, num_ranks: int, num_bytes: int, kinds: Mapping[str, Kind]
+) -> list[Contender]:
     def contender(
         name: str, kind: Kind, state: str, save: Save, before: Callable[[], None] = lambda: None
     ) -> Contender:
@@ -95,8 +100,8 @@ def _of_ranks(pool: RankPool, directory: Path, num_ranks: int, num_bytes: int) -
             cpu_seconds=pool.cpu_seconds,
         )
 
-    saves = {form: Save(pool, form, directory, num_bytes) for form in KINDS}
-    found = [contender(form, KINDS[form], "none", save) for form, save in saves.items()]
+    saves = {form: Save(pool, form, directory, num_bytes) for form in kinds}
+    found = [contender(form, kinds[form], "none", save) for form, save in saves.items()]
     found.append(contender(f"{COPY} (A/A)", Kind.CONTROL, "none", saves[COPY]))
     for form in (COPY, OURS, DCP_KEPT):
         save = saves[form]

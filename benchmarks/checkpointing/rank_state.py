@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from benchmarks.checkpointing.formats import Format, Ours, Raw, TorchDcp
 from benchmarks.checkpointing.state import training_state
+from benchmarks.peers.byte_checkpoint import ByteCheckpoint
 
 
 class RankState:
@@ -31,7 +32,12 @@ class RankState:
             "share": Raw(state, hashed=False, share=share),
             "share + xxh3": Raw(state, hashed=True, share=share),
         }
-        self.formats: dict[str, Format] = {**self.own_file, "ours": Ours(state), "dcp": TorchDcp(state)}
+        self.formats: dict[str, Format] = {
+            **self.own_file,
+            "ours": Ours(state),
+            "dcp": TorchDcp(state),
+            "bytecheckpoint": ByteCheckpoint(state),
+        }
 
     def path(self, form: str, path: Path) -> Path:
         """Where a format puts what this rank saves: the raw ones know nothing of other ranks."""

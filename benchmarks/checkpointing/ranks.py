@@ -125,7 +125,7 @@ def _serve(
     args: tuple[object, ...],
 ) -> None:
     torch.set_num_threads(1)
-    os.environ["LOCAL_WORLD_SIZE"] = str(num_ranks)  # as under torchrun
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks)}  # as under torchrun
     dist.init_process_group(
         "gloo",
         store=TCPStore("127.0.0.1", port),

@@ -11,6 +11,7 @@ from benchmarks.checkpointing import rank_state
 from benchmarks.checkpointing.ranks import RankPool
 from benchmarks.checkpointing.state_ranks import measures, pools
 from benchmarks.definition import Contender, Kind, Settings
+from benchmarks.peers import byte_checkpoint
 
 _REFERENCE = "pread"
 _FORMS = ("raw", "ours", "dcp")
@@ -27,12 +28,17 @@ def contenders(settings: Settings, *, shard: bool) -> Iterator[Sequence[Contende
         shard: Cut the state over the ranks with FSDP2; else all ranks have all of it, as under DDP.
     """
     with pools(settings, shard=shard) as found:
-        yield [one for measure, pool, directory in found for one in _of_ranks(pool, directory, measure)]
+        published = shard and byte_checkpoint.installed()
+        yield [
+            one
+            for measure, pool, directory in found
+            for one in _of_ranks(pool, directory, measure, published=published)
+        ]
 
 
-def _of_ranks(pool: RankPool, directory: Path, measure: str) -> list[Contender]:
+def _of_ranks(pool: RankPool, directory: Path, measure: str, *, published: bool) -> list[Contender]:
     num_bytes = int(sum(pool.call(rank_state.num_bytes)))
-    for form in _FORMS:
+    for form in (*_FORMS, "bytecheckpoint") if published else _FORMS:
         pool.call(rank_state.save, form, directory / form)
 
     def load(name: str, kind: Kind, form: str, saved: str) -> Contender:
@@ -49,13 +55,16 @@ def _of_ranks(pool: RankPool, directory: Path, measure: str) -> list[Contender]:
             cpu_seconds=pool.cpu_seconds,
         )
 
-    return [
+    found = [
         load(_REFERENCE, Kind.FLOOR, "raw", "raw"),
         load(f"{_REFERENCE} (A/A)", Kind.CONTROL, "raw", "raw"),
         load(f"{_REFERENCE} + xxh3", Kind.FLOOR, "raw + xxh3", "raw"),
         load("checkpoint.load", Kind.OURS, "ours", "ours"),
         load("torch DCP load", Kind.PEER, "dcp", "dcp"),
     ]
+    if published:
+        found.append(load("bytecheckpoint.load", Kind.PEER, "bytecheckpoint", "bytecheckpoint"))
+    return found
 
 
 def _forget(directory: Path) -> None:

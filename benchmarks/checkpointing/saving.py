@@ -11,6 +11,7 @@ from benchmarks.checkpointing.formats import remove
 from benchmarks.checkpointing.ranks import RankPool
 from benchmarks.checkpointing.state_ranks import measures, pools
 from benchmarks.definition import Contender, Kind, Settings
+from benchmarks.peers import byte_checkpoint
 
 _REFERENCE = "pwrite + xxh3"
 
@@ -29,12 +30,13 @@ def contenders(settings: Settings, *, shard: bool) -> Iterator[Sequence[Contende
         every: list[Contender] = []
         for measure, pool, directory in found:
             held = pool.call(rank_state.num_bytes)
-            every += _of_ranks(pool, directory, measure, sum(held) if shard else held[0])
+            every += _of_ranks(pool, directory, measure, sum(held) if shard else held[0], shard=shard)
         yield every
 
 
-def _of_ranks(pool: RankPool, directory: Path, measure: str, num_bytes: int) -> list[Contender]:
-
+def _of_ranks(
+    pool: RankPool, directory: Path, measure: str, num_bytes: int, *, shard: bool
+) -> list[Contender]:
     def save(name: str, kind: Kind, form: str) -> Contender:
         def run() -> int:
             pool.call(rank_state.save, form, directory / "save")
@@ -48,10 +50,13 @@ def _of_ranks(pool: RankPool, directory: Path, measure: str, num_bytes: int) -> 
             name=name, measure=measure, kind=kind, run=run, after=clear, cpu_seconds=pool.cpu_seconds
         )
 
-    return [
+    found = [
         save("pwrite", Kind.FLOOR, "share"),
         save(_REFERENCE, Kind.FLOOR, "share + xxh3"),
         save(f"{_REFERENCE} (A/A)", Kind.CONTROL, "share + xxh3"),
         save("checkpoint.save", Kind.OURS, "ours"),
         save("torch DCP save", Kind.PEER, "dcp"),
     ]
+    if shard and byte_checkpoint.installed():
+        found.append(save("bytecheckpoint.save, no fsync", Kind.PEER, "bytecheckpoint"))
+    return found
