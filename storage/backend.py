@@ -60,8 +60,8 @@ class RangeRead:
 class Sink(Protocol):
     """One object being written, invisible until ``commit``. Used by one thread at a time."""
 
-    def append(self, view: memoryview) -> None:
-        """Add bytes after those appended before; the view may be reused when this returns."""
+    def append(self, views: Sequence[memoryview]) -> None:
+        """Add bytes after those appended before; the views may be reused when this returns."""
 
     def commit(self, header: bytes) -> None:
         """Put ``header`` in the room reserved before the data and make the object visible, whole and durable."""

@@ -173,8 +173,8 @@ class _ForgettingSink:
         self._reader = reader
         self._path = path
 
-    def append(self, view: memoryview) -> None:
-        self._sink.append(view)
+    def append(self, views: Sequence[memoryview]) -> None:
+        self._sink.append(views)
 
     def commit(self, header: bytes) -> None:
         try:

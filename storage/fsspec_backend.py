@@ -155,8 +155,9 @@ class _MemorySink:
         self._path = path
         self._content = bytearray(header_bytes)
 
-    def append(self, view: memoryview) -> None:
-        self._content += view
+    def append(self, views: Sequence[memoryview]) -> None:
+        for view in views:
+            self._content += view
 
     def commit(self, header: bytes) -> None:
         self._content[: len(header)] = header

@@ -122,8 +122,8 @@ class _LocalSink:
     def __init__(self, file: NewFile) -> None:
         self._file = file
 
-    def append(self, view: memoryview) -> None:
-        self._file.append([view])
+    def append(self, views: Sequence[memoryview]) -> None:
+        self._file.append(views)
 
     def commit(self, header: bytes) -> None:
         self._file.put_reserved(header)

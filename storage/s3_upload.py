@@ -97,15 +97,16 @@ class S3Sink:
         self._filling.seek(header_bytes)
         self._held_back = self._filling if header_bytes else None
 
-    def append(self, view: memoryview) -> None:
+    def append(self, views: Sequence[memoryview]) -> None:
         """Copy into parts; those that are full go up, the one with a header excepted."""
-        while view.nbytes:
-            if not self._room:
-                self._next_part()
-            taken = view[: self._room]
-            self._filling.write(taken)
-            self._room -= taken.nbytes
-            view = view[taken.nbytes :]
+        for view in views:
+            while view.nbytes:
+                if not self._room:
+                    self._next_part()
+                taken = view[: self._room]
+                self._filling.write(taken)
+                self._room -= taken.nbytes
+                view = view[taken.nbytes :]
 
     def store(self, views: Sequence[memoryview]) -> None:
         """Upload a whole object from where it lies, instead of ``append`` and ``commit``.

@@ -18,10 +18,10 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from storage.backend import give_up
-from storage.buffers import Data, as_views, num_bytes_of, readable_view
+from storage.buffers import Data, as_views, num_bytes_of
 from storage.errors import AlreadyExists, BadRequest, NoSpace, PermissionDenied, StorageError, Unsupported
 from storage.paths import check_object
 from storage.store import Store
@@ -37,9 +37,6 @@ from storage.tree import (
     remove_attempt,
 )
 from storage.writer import Closing, Writer
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["Transaction", "TransactionWriter", "remove_uncommitted"]
 
@@ -248,11 +245,12 @@ class TransactionWriter(Closing):
         """As ``Writer.num_bytes``."""
         return self._writer.num_bytes
 
-    def write(self, buffer: "Buffer") -> None:
+    def write(self, data: Data) -> None:
         """As ``Writer.write``."""
-        view = readable_view(buffer)
-        self._writer.write(view)
-        self._digest.update(view)
+        views = as_views(data)
+        self._writer.write(views)
+        for view in views:
+            self._digest.update(view)
 
     def set_header(self, header: bytes) -> None:
         """As ``Writer.set_header``."""

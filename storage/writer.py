@@ -2,15 +2,12 @@
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from storage.backend import Backend, Sink, give_up
-from storage.buffers import readable_view
+from storage.buffers import Data, as_views, num_bytes_of
 from storage.errors import BadRequest
 from storage.spans import span
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["Closing", "Writer"]
 
@@ -64,22 +61,25 @@ class Writer(Closing):
         """Size of the object so far, reserved header included; the offset of the next byte written."""
         return self._num_bytes
 
-    def write(self, buffer: "Buffer") -> None:
-        """Append the bytes of a C-contiguous buffer, which may be reused when this returns.
+    def write(self, data: Data) -> None:
+        """Append bytes.
+
+        Args:
+            data: A C-contiguous buffer, or a list or tuple of some, which may be reused when this returns.
 
         Raises:
             StorageError: It failed; the object is given up.
         """
         sink = self._open_sink()
-        view = readable_view(buffer)
-        if not view.nbytes:
+        views = as_views(data)
+        if not views:
             return
         try:
-            sink.append(view)
+            sink.append(views)
         except BaseException as error:
             self._fail(error)
             raise
-        self._num_bytes += view.nbytes
+        self._num_bytes += num_bytes_of(views)
 
     def set_header(self, header: bytes) -> None:
         """Give the bytes of the reserved room, at any time before ``close``; the last call counts.

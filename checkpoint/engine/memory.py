@@ -20,12 +20,7 @@ _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14
 
 def is_flat(tensor: torch.Tensor) -> bool:
     """Whether a tensor's bytes lie in host memory in row-major order without gaps."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def flat_bytes(tensor: torch.Tensor) -> Bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -26,14 +25,10 @@ from storage import Store, Writer
 from storage.paths import is_local
 from storage.spans import span
 
-# Bytes that are digested, compressed and written at once: of one large box, or of small ones together. What is small
-# where boxes have to be copied for that is less than where they lie side by side. A small box is a single piece.
+# Bytes that are digested, compressed and written at once: of one large box, or of several together.
 _WRITE_BYTES: Final = 4 << 20
-_SMALL_BYTES: Final = 1 << 20
-_SMALL_LIVE_BYTES: Final = 128 << 10
 assert _WRITE_BYTES == PIECE_BYTES, "a write of a large box is a piece, unless it is compressed"
 assert _WRITE_BYTES % RAW_PIECE_BYTES == 0, "writes are of whole pieces"
-assert min(RAW_PIECE_BYTES, PIECE_BYTES) >= _SMALL_BYTES
 
 _MAX_WRITERS: Final = 4
 
@@ -71,13 +66,8 @@ class WrittenFile:
 class Source(Protocol):
     """Where the raw bytes of a file's boxes come from: staging memory, or the tensors themselves."""
 
-    @property
-    def small_bytes(self) -> int:
-        """Boxes below this are read together."""
-        ...
-
-    def read(self, first: int, stop: int) -> Bytes:
-        """The boxes ``first`` to ``stop``, all of one codec, one after the other; valid until the next call."""
+    def read(self, first: int, stop: int) -> list[memoryview]:
+        """The bytes of each of the boxes ``first`` to ``stop``; valid until the next call."""
         ...
 
 
@@ -89,16 +79,14 @@ class Staged:
         image: Its image, from ``stage``.
     """
 
-    small_bytes = _SMALL_BYTES
-
     def __init__(self, layout: FileLayout, image: Bytes) -> None:
-        self._begins = layout.image_offsets
-        self._ends = layout.image_offsets + layout.raw_bytes
-        self._image = image
+        begins, ends = layout.image_offsets.tolist(), (layout.image_offsets + layout.raw_bytes).tolist()
+        memory = image.data
+        self._boxes = [memory[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
-    def read(self, first: int, stop: int) -> Bytes:
+    def read(self, first: int, stop: int) -> list[memoryview]:
         """See :class:`Source`."""
-        return self._image[int(self._begins[first]) : int(self._ends[stop - 1])]
+        return self._boxes[first:stop]
 
 
 class Live:
@@ -109,30 +97,29 @@ class Live:
         views: The tensor memory of each entry.
     """
 
-    small_bytes = _SMALL_LIVE_BYTES
-
     def __init__(self, layout: FileLayout, views: Sequence[torch.Tensor]) -> None:
         self._raw_bytes = layout.raw_bytes.tolist()
         self._views = views
         # All at once: code that runs between two writes of megabytes finds none of itself in the cache.
-        self._flat = [flat_bytes(view) if is_flat(view) else None for view in views]
+        self._flat = [flat_bytes(view).data if is_flat(view) else None for view in views]
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def read(self, first: int, stop: int) -> Bytes:
+    def read(self, first: int, stop: int) -> list[memoryview]:
         """See :class:`Source`."""
-        flat = self._flat[first]
-        if stop - first == 1 and flat is not None:
-            return flat
-        views, sizes = self._views[first:stop], self._raw_bytes[first:stop]
-        total = sum(sizes)
+        flat = self._flat[first:stop]
+        total = sum(size for size, box in zip(self._raw_bytes[first:stop], flat, strict=True) if box is None)
         if total > self._scratch.numel():
             self._scratch = torch.empty(max(total, _WRITE_BYTES), dtype=torch.uint8)
-        begin = 0
-        for view, num_bytes in zip(views, sizes, strict=True):
-            # A box of wider elements never follows one of narrower ones, so this is aligned.
-            copy_into(self._scratch[begin : begin + num_bytes], view)
-            begin += num_bytes
-        return flat_bytes(self._scratch[:total])
+        boxes, begin = [], 0
+        for index, box in enumerate(flat, first):
+            if box is None:
+                # A box of wider elements never follows one of narrower ones, so this is aligned.
+                copied = self._scratch[begin : begin + self._raw_bytes[index]]
+                copy_into(copied, self._views[index])
+                box = flat_bytes(copied).data
+                begin += len(box)
+            boxes.append(box)
+        return boxes
 
 
 def write_files(
@@ -187,16 +174,15 @@ def _num_writers(store: Store) -> int:
 
 def _write_file(store: Store, layout: FileLayout, source: Source, run: _Run) -> WrittenFile:
     record = _Record()
-    runs = list(_runs(layout, source.small_bytes))
     with (
         span("checkpoint.write", path=layout.name, num_bytes=layout.image_bytes),
         store.writer(layout.name, header_bytes=layout.header_bytes) as writer,
     ):
-        for first, stop in runs:
-            data = source.read(first, stop).data
-            for start in range(0, len(data), _WRITE_BYTES):
-                block = data[start : start + _WRITE_BYTES]
-                run(partial(_write_block, writer, layout, first, stop, block, record))
+        for first, stop in list(_runs(layout)):
+            boxes = source.read(first, stop)
+            blocks = [boxes] if stop - first > 1 else [[part] for part in _cut(boxes[0], _WRITE_BYTES)]
+            for block in blocks:
+                run(partial(_write_block, writer, layout, first, block, record))
         piece_counts = -(-layout.raw_bytes // np.where(layout.codecs == _RAW, PIECE_BYTES, RAW_PIECE_BYTES))
         piece_bytes = np.asarray(record.piece_bytes, dtype=np.int64)
         stored_bytes = np.add.reduceat(piece_bytes, np.cumsum(piece_counts) - piece_counts)
@@ -218,34 +204,24 @@ def _write_file(store: Store, layout: FileLayout, source: Source, run: _Run) -> 
 
 # Between two writes of megabytes nothing of this is left in the cache, so that every line of it costs.
 def _write_block(
-    writer: Writer, layout: FileLayout, first: int, stop: int, block: memoryview, record: _Record
+    writer: Writer, layout: FileLayout, first: int, block: Sequence[memoryview], record: _Record
 ) -> None:
+    """Write several boxes, the first of which is ``first``, or a part of that box."""
+    num_bytes = sum(map(len, block))
     if layout.entries[first].codec == CODEC_NONE:
         # Digested right before it is written, while it is in the cache: another thread would read it from memory again.
-        with span("checkpoint.digest", path=layout.name, num_bytes=len(block)):
-            record.add([block] if stop - first == 1 else _boxes(layout, first, stop, block))
+        with span("checkpoint.digest", path=layout.name, num_bytes=num_bytes):
+            record.add(block)
         writer.write(block)
         return
-    with span("checkpoint.compress", path=layout.name, num_bytes=len(block)):
-        pieces = _raw_pieces(block) if stop - first == 1 else _boxes(layout, first, stop, block)
-        itemsizes = [entry.dtype.itemsize for entry in layout.entries[first:stop]]
-        if stop - first == 1:
-            itemsizes *= len(pieces)
-        frames = [encode_piece(*one) for one in zip(pieces, itemsizes, strict=True)]
+    with span("checkpoint.compress", path=layout.name, num_bytes=num_bytes):
+        frames = [
+            encode_piece(piece, entry.dtype.itemsize)
+            for entry, box in zip(layout.entries[first : first + len(block)], block, strict=True)
+            for piece in _cut(box, RAW_PIECE_BYTES)
+        ]
         record.add(frames)
-    writer.write(b"".join(frames))
-
-
-def _raw_pieces(block: memoryview) -> list[memoryview]:
-    """The pieces of a block of one box that is compressed."""
-    return [block[begin : begin + RAW_PIECE_BYTES] for begin in range(0, len(block), RAW_PIECE_BYTES)]
-
-
-def _boxes(layout: FileLayout, first: int, stop: int, block: memoryview) -> list[memoryview]:
-    """The boxes in a block of small ones, each of which is one piece."""
-    sizes = layout.raw_bytes[first:stop].tolist()
-    ends = itertools.accumulate(sizes)
-    return [block[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    writer.write(frames)
 
 
 class _Record:
@@ -260,21 +236,18 @@ class _Record:
         self.digests.extend(map(digest64, pieces))
 
 
-def _runs(layout: FileLayout, small_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut a file into runs of boxes ``first`` to ``stop``: a large box alone, or small ones of one codec."""
+def _cut(data: memoryview, num_bytes: int) -> list[memoryview]:
+    return [data[begin : begin + num_bytes] for begin in range(0, len(data), num_bytes)]
+
+
+def _runs(layout: FileLayout) -> Iterator[tuple[int, int]]:
+    """Cut a file into runs of boxes ``first`` to ``stop``, each of one codec: as many as a write takes, or one."""
     first, held = 0, 0
-    sizes = layout.raw_bytes.tolist()
-    for index, num_bytes in enumerate(sizes):
-        if held and (
-            num_bytes >= small_bytes
-            or held + num_bytes > _WRITE_BYTES
-            or layout.entries[index].codec != layout.entries[first].codec
-        ):
+    for index, num_bytes in enumerate(layout.raw_bytes.tolist()):
+        same = layout.entries[index].codec == layout.entries[first].codec
+        if held and (held + num_bytes > _WRITE_BYTES or not same):
             yield first, index
             first, held = index, 0
         held += num_bytes
-        if num_bytes >= small_bytes:
-            yield first, index + 1
-            first, held = index + 1, 0
     if held:
-        yield first, len(sizes)
+        yield first, len(layout.entries)

@@ -1,5 +1,6 @@
 """What every backend must do, as a class of tests. A new backend subclasses it and gives a ``store`` fixture."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,6 +106,17 @@ class BackendConformance:
             assert not store.exists("f")
             writer.set_header(b"h" * 64)
         assert store.read("f") == b"h" * 64 + body
+
+    def test_several_buffers_are_written_at_once(self, store: Store) -> None:
+        body = content(20 * MIB)
+        ends = [0, 0, 1, 2000, 5 * MIB, 5 * MIB, 18 * MIB, 20 * MIB]
+        with store.writer("f", header_bytes=64) as writer:
+            writer.write([memoryview(body)[begin:end] for begin, end in itertools.pairwise(ends)])
+            writer.write([body[:1]] * 3000)  # more than a system call takes
+            writer.write([])
+            assert writer.num_bytes == 64 + 20 * MIB + 3000
+            writer.set_header(b"h" * 64)
+        assert store.read("f") == b"h" * 64 + body + body[:1] * 3000
 
     def test_header_larger_than_a_part(self, store: Store) -> None:
         header = content(17 * MIB, 1)
