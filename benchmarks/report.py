@@ -37,7 +37,7 @@ def to_json(
                 "higher_is_better": summary.measure.higher_is_better,
                 "reference": summary.measure.reference,
                 "value": asdict(summary.value),
-                "ratio": asdict(summary.ratio),
+                "ratio": asdict(summary.ratio) if summary.ratio else None,
                 "busy_cores": summary.busy_cores,
                 "samples": [asdict(sample) for sample in summary.samples],
             }
@@ -86,13 +86,16 @@ def _table(benchmark: Benchmark, name: str, summaries: list[Summary]) -> Table:
         table.add_column(heading, justify=justify, no_wrap=True)
     digits = 3 if measure.timed else 5  # what is computed has no noise
     for summary in summaries:
+        ratio = ("", "")
+        if summary.ratio is not None:
+            low, high = (f"{end:.{digits - 1}f}" for end in (summary.ratio.low, summary.ratio.high))
+            ratio = (f"{summary.ratio.median:.{digits - 1}f}", f"{low} … {high}")
         table.add_row(
             summary.name,
             summary.kind.value,
             _number(summary.value.median, digits),
             f"{_number(summary.value.low, digits)} … {_number(summary.value.high, digits)}",
-            f"{summary.ratio.median:.{digits - 1}f}",
-            f"{summary.ratio.low:.{digits - 1}f} … {summary.ratio.high:.{digits - 1}f}",
+            *ratio,
             f"{summary.busy_cores:.1f}" if measure.timed else "",
             style="bold" if summary.kind == "ours" else None,
         )

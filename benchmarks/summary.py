@@ -40,8 +40,9 @@ class Summary:
     """Why it is there."""
     value: Spread
     """In the unit of the measure."""
-    ratio: Spread
-    """Value ÷ the reference's value of the same round: noise that both share cancels."""
+    ratio: Spread | None
+    """Value ÷ the reference's value of the same round: noise that both share cancels. Rounds in which that is 0 have
+    none."""
     busy_cores: float
     """Median of processor time ÷ wall-clock time."""
     samples: tuple[Sample, ...]
@@ -74,14 +75,14 @@ def summarise(
         if reference is None:
             raise ValueError(f"{benchmark.name}: no contender '{measure.reference}' for '{measure.name}'")
         for i in indices:
-            pairs = zip(values[i], values[reference], strict=True)
+            ratios = [own / other for own, other in zip(values[i], values[reference], strict=True) if other]
             summaries.append(
                 Summary(
                     measure=measure,
                     name=contenders[i].name,
                     kind=contenders[i].kind,
                     value=Spread.of(values[i]),
-                    ratio=Spread.of([own / other for own, other in pairs]),
+                    ratio=Spread.of(ratios) if ratios else None,
                     busy_cores=statistics.median(s.cpu_seconds / s.seconds for s in samples[i]),
                     samples=tuple(samples[i]),
                 )

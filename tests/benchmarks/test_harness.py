@@ -124,6 +124,26 @@ def test_rates_and_durations_have_median_range_and_ratio_within_the_round():
     assert rates[0].busy_cores == 2
 
 
+def test_a_round_whose_reference_is_0_has_no_ratio(tmp_path: Path):
+    count = Measure(name="waits", unit="s", scale=1, higher_is_better=False, reference="floor", timed=False)
+    runs = [contender("floor", count), contender("ours", count)]
+    place = machine.describe(tmp_path)
+
+    def ratio(floor: Sequence[int], ours: Sequence[int]) -> Spread | None:
+        taken = [[Sample(work=each, seconds=1, cpu_seconds=1) for each in own] for own in (floor, ours)]
+        found = summarise(benchmark(runs, count), runs, taken)
+        Console(file=io.StringIO()).print(report.render(benchmark(runs, count), place, found))
+        settings = Settings(quick=True, directory=tmp_path)
+        report.write_json(
+            tmp_path / "waits.json", report.to_json(benchmark(runs, count), settings, place, found)
+        )
+        return found[1].ratio
+
+    assert ratio([0, 2], [1, 3]) == Spread(median=1.5, low=1.5, high=1.5)
+    assert ratio([0, 0], [1, 0]) is None
+    assert json.loads((tmp_path / "waits.json").read_text())["results"][1]["ratio"] is None
+
+
 def test_a_measure_without_its_reference_is_refused():
     runs = [contender("ours")]
     with pytest.raises(ValueError, match="no contender 'floor' for 'copy'"):
