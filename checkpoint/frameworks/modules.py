@@ -62,10 +62,10 @@ class ModuleGroup:
             for tensor in itertools.chain(part._parameters.values(), part._buffers.values())
         }
         seen: set[str] = set()
-        clean = _Cleaner(parts)
+        ddp_prefixes = _ddp_prefixes(parts)
 
         def named(raw: str) -> str:
-            key = clean(raw)
+            key = _clean(raw, ddp_prefixes)
             if key in seen:
                 raise StateError(f"{name}: two entries of the module are called '{key}'")
             seen.add(key)
@@ -143,23 +143,18 @@ class ModuleGroup:
                 self._module.get_submodule(owner).set_extra_state(stored["extra"][key])
 
 
-class _Cleaner:
-    """Takes wrapper segments out of the names of one module's state."""
-
-    def __init__(self, parts: fsdp1.Parts) -> None:
-        # Only DDP's own "module" segment goes: a user's child may carry that name.
-        self._ddp_prefixes = frozenset(
-            _join(_unwrapped(path.split("."))) if path else ""
-            for path, part in parts
-            if isinstance(part, DistributedDataParallel)
-        )
-
-    def __call__(self, raw: str) -> str:
-        return _clean(raw, self._ddp_prefixes)
+def _ddp_prefixes(parts: fsdp1.Parts) -> frozenset[str]:
+    """Paths of what DDP wraps, without wrapper segments."""
+    return frozenset(
+        _join(_unwrapped(path.split("."))) if path else ""
+        for path, part in parts
+        if isinstance(part, DistributedDataParallel)
+    )
 
 
 @lru_cache(maxsize=65536)  # the same names at each save
 def _clean(raw: str, ddp_prefixes: frozenset[str]) -> str:
+    """A name without wrapper segments; of DDP only its own "module" goes, since a user's child may be called that."""
     kept: list[str] = []
     path: list[str] = []
     for segment in _unwrapped(raw.split(".")):
