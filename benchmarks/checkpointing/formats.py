@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 import checkpoint
+from benchmarks.checkpointing.ranks import TIMEOUT_S
 from benchmarks.checkpointing.state import TrainingState
 
 _PIECE_BYTES = 4 * 2**20
-_TIMEOUT_S = 300.0
 
 
 class Format(Protocol):
@@ -186,7 +186,7 @@ class TorchDcp:
         """See `AsyncFormat`."""
         future = async_save(self._state_dict(), checkpoint_id=path, async_stager=self._stager)
         assert isinstance(future, Future), "the stagers used here finish before async_save returns"
-        return lambda: future.result(_TIMEOUT_S)
+        return lambda: future.result(TIMEOUT_S)
 
     def load(self, path: Path) -> None:
         """See `Format`."""
@@ -221,7 +221,7 @@ class Ours:
     def begin(self, path: Path) -> Callable[[], object]:
         """See `AsyncFormat`."""
         handle = checkpoint.async_save(path, self._state)
-        return lambda: handle.result(_TIMEOUT_S)
+        return lambda: handle.result(TIMEOUT_S)
 
     def load(self, path: Path) -> None:
         """See `Format`."""

@@ -27,15 +27,17 @@ def contenders(settings: Settings, *, shard: bool) -> Iterator[Sequence[Contende
         shard: Cut the state over the ranks with FSDP2; else all ranks have all of it, as under DDP.
     """
     with pools(settings, shard=shard) as found:
+        published = shard and byte_checkpoint.installed()
         every: list[Contender] = []
         for measure, pool, directory in found:
             held = pool.call(rank_state.num_bytes)
-            every += _of_ranks(pool, directory, measure, sum(held) if shard else held[0], shard=shard)
+            num_bytes = sum(held) if shard else held[0]
+            every += _of_ranks(pool, directory, measure, num_bytes, published=published)
         yield every
 
 
 def _of_ranks(
-    pool: RankPool, directory: Path, measure: str, num_bytes: int, *, shard: bool
+    pool: RankPool, directory: Path, measure: str, num_bytes: int, *, published: bool
 ) -> list[Contender]:
     def save(name: str, kind: Kind, form: str) -> Contender:
         def run() -> int:
@@ -57,6 +59,6 @@ def _of_ranks(
         save("checkpoint.save", Kind.OURS, "ours"),
         save("torch DCP save", Kind.PEER, "dcp"),
     ]
-    if shard and byte_checkpoint.installed():
+    if published:
         found.append(save("bytecheckpoint.save, no fsync", Kind.PEER, "bytecheckpoint"))
     return found

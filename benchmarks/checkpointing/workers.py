@@ -17,10 +17,10 @@ from torch import Tensor
 
 import checkpoint
 from benchmarks.checkpointing.formats import TorchDcp
+from benchmarks.checkpointing.ranks import TIMEOUT_S
 from benchmarks.checkpointing.state import TrainingState
 
 _PIECE_BYTES = 4 * 2**20
-_TIMEOUT_S = 300.0
 
 
 class Worker(Protocol):
@@ -116,13 +116,13 @@ class Process:
         return done
 
     def __enter__(self) -> Self:
-        assert self._connection.poll(_TIMEOUT_S), "the process did not start"
+        assert self._connection.poll(TIMEOUT_S), "the process did not start"
         self._connection.recv()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._connection.close()
-        self._process.join(_TIMEOUT_S)
+        self._process.join(TIMEOUT_S)
 
 
 def _serve(connection: Connection, staged: Tensor, priority: Priority) -> None:
@@ -150,7 +150,7 @@ class Ours:
     def begin(self, path: Path) -> Callable[[], bool]:
         """See `Worker`."""
         handle = checkpoint.async_save(path, self._state)
-        return lambda: handle.done() and bool(handle.result(_TIMEOUT_S))
+        return lambda: handle.done() and bool(handle.result(TIMEOUT_S))
 
 
 class Dcp:

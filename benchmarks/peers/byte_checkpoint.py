@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from benchmarks.checkpointing.ranks import TIMEOUT_S
 from benchmarks.checkpointing.state import TrainingState
 
 _LIBRARY: Final = "bytecheckpoint"
 _FRAMEWORK: Final = "fsdp2"
-_TIMEOUT_S: Final = 300.0
 
 
 def installed() -> bool:
@@ -39,8 +39,6 @@ class ByteCheckpoint:
     def __init__(self, state: TrainingState) -> None:
         self._state = {"model": state.model, "optimizer": state.optimizer}
         self._num_saves = 0
-        # Rank 0 starts a server, which the daemons that ranks are here may not.
-        vars(multiprocessing.current_process())["_config"]["daemon"] = False
 
     def save(self, path: Path) -> None:
         """Return when every rank has written."""
@@ -52,8 +50,8 @@ class ByteCheckpoint:
         self._save(path, fast_saving=True, callback=written.set)
 
         def wait() -> None:
-            if dist.get_rank() == 0 and not written.wait(_TIMEOUT_S):
-                raise TimeoutError(f"bytecheckpoint did not finish a save within {_TIMEOUT_S:g} s")
+            if dist.get_rank() == 0 and not written.wait(TIMEOUT_S):
+                raise TimeoutError(f"bytecheckpoint did not finish a save within {TIMEOUT_S:g} s")
 
         return wait
 
@@ -74,5 +72,7 @@ class ByteCheckpoint:
 
 
 def _library() -> Any:
+    # Rank 0 starts a server, which the daemons that ranks are here may not.
+    vars(multiprocessing.current_process())["_config"]["daemon"] = False
     logging.getLogger(_LIBRARY).setLevel(logging.ERROR)
     return importlib.import_module(_LIBRARY)
