@@ -75,7 +75,10 @@ class SaveHandle:
             raise TimeoutError(f"{self._url}: the checkpoint is not committed after {timeout:g} s") from None
         if error is not None:
             self._seen = True
-            raise error
+            try:
+                raise error
+            finally:
+                del error, self  # as Future.result() does: the error is kept here, and leads to this frame
         return self._future.result()
 
     def wait(self, timeout: float | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -303,13 +304,17 @@ class CheckpointManager:
                 if not _is_damage(error):
                     raise
                 _logger.warning("step %d at %s is passed over: %s", one, tier, error)
+                _let_go(error)
                 first = first or error
                 self._damaged.add(one)
             else:
                 self._damaged.discard(one)
                 return one
-        if first is not None:
-            raise first
+        try:
+            if first is not None:
+                raise first
+        finally:
+            del first
         return None
 
     def wait(self) -> None:
@@ -386,6 +391,14 @@ class CheckpointManager:
     ) -> bytes:
         name = self._coordinator.next_call(kind)
         return self._coordinator.round(name, stage, local, decide, timeout_s=self._timeout_s)
+
+
+def _let_go(error: BaseException) -> None:
+    """Free what an error's traceback holds: optimizer state made for one load would lie beside that of the next."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
 
 
 def _is_damage(error: Exception) -> bool:

@@ -70,7 +70,10 @@ class BlockCache:
         except OSError as error:
             classified = classify(error, str(self._root))
             assert classified is not None
-            raise classified from error
+            try:
+                raise classified from error
+            finally:
+                del classified
         self._space = Space(self._root, max_bytes)
         self.block_bytes = block_bytes
         self.recheck_s = recheck_s

@@ -19,6 +19,9 @@
 
 A ``StorageError`` carries ``path`` (full path or URL of the object), ``reason`` (one line), and the error it was
 made from as ``__cause__``.
+
+An error leads by its traceback to the frames that it came through. Who has a name for one that it raises deletes the
+name: frame and error would hold each other, and buffers of the callers with them, until garbage is collected.
 """
 
 import errno

@@ -87,7 +87,10 @@ class Group:
                 self._what, f"none of {len(self._pending)} parts finished within {self._timeout_s:g} s"
             ) from None
         self._pending.discard(future)
-        future.result()
+        try:
+            future.result()
+        finally:
+            del future
 
 
 def run_all(calls: Iterable[Callable[[], None]], what: str, *, timeout_s: float = STALL_TIMEOUT_S) -> None:

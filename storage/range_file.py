@@ -83,7 +83,10 @@ class _RangeFile(io.RawIOBase):
             classified = self._source.classify(error, self._url)
             if classified is None:
                 raise
-            raise classified from error
+            try:
+                raise classified from error
+            finally:
+                del classified
         if not num_read:
             raise Corrupt(self._url, f"had {self._size} bytes when opened, now ends before {self._position}")
         self._position += num_read

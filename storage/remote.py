@@ -52,7 +52,10 @@ def open_filesystem(url: str, storage_options: dict[str, object]) -> tuple[Any, 
     except OSError as error:  # a driver that connects when it is made
         classified = classify(error, url)
         assert classified is not None
-        raise classified from error
+        try:
+            raise classified from error
+        finally:
+            del classified
     if scheme in _S3_SCHEMES:
         filesystem.retries = 1  # attempts of s3fs itself
     return filesystem, path

@@ -196,7 +196,10 @@ class Retrier:
                     classified = Stalled(path, f"not done within {this.timeout_s:.3g} s")
                 wait_s = self._wait_s(classified, this.number, began_s + self._policy.deadline_s)
                 if wait_s is None:
-                    raise _last(classified, this.number, self._now() - began_s) from error
+                    try:
+                        raise _last(classified, this.number, self._now() - began_s) from error
+                    finally:
+                        del classified
                 kind = type(classified).__name__
             _count.number = num_retries() + 1
             with span("storage.backoff", path=path, attempt=this.number, cause=kind):

@@ -250,7 +250,10 @@ class Store:
             classified = self._backend.classify(error, self._full(run.whole.path))
             if classified is None:
                 raise
-            raise classified from error
+            try:
+                raise classified from error
+            finally:
+                del classified
         for wanted, num_found in run.deliver(num_read):
             if num_found != wanted.into.nbytes:
                 raise Corrupt(
@@ -272,7 +275,10 @@ class Store:
                 classified = self._backend.classify(error, full)
                 if classified is None or classified is error:
                     raise
-                raise classified from error
+                try:
+                    raise classified from error
+                finally:
+                    del classified
 
 
 @contextmanager

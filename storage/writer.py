@@ -133,4 +133,7 @@ class Writer(Closing):
             give_up(sink, error)
         classified = self._backend.classify(error, self._url)
         if classified is not None and classified is not error:
-            raise classified from error
+            try:
+                raise classified from error
+            finally:
+                del classified

@@ -153,26 +153,44 @@ class Coordinator:
         except BaseException as caught:
             error = caught
             own.failed = [[self.rank, stage, *_describe(caught)]]
-        if self.world_size == 1:
-            if error is not None:
-                raise error
-            answer = decide(unpack(own.messages[0]))
-            return answer if isinstance(answer, bytes) else answer[0]
-        key = f"{name}/{stage}"
+        try:
+            if self.world_size == 1:
+                if error is not None:
+                    raise error
+                answer = decide(unpack(own.messages[0]))
+                return answer if isinstance(answer, bytes) else answer[0]
+            outcome, error = self._agree(f"{name}/{stage}", stage, own, error, decide, timeout_s, linger_s)
+            if outcome[:1] == _OK:
+                return unpack(outcome[1:])[0]
+            raise _rebuild(outcome[1:], self.rank, self.world_size, error)
+        finally:
+            # An error leads to this frame by its traceback. Were it named here, the two would hold each other, and all
+            # that its frames refer to, the memory of a state among it, until garbage is collected.
+            del error
+
+    def _agree(
+        self,
+        key: str,
+        stage: str,
+        own: _Report,
+        error: BaseException | None,
+        decide: Decide,
+        timeout_s: float,
+        linger_s: float,
+    ) -> tuple[bytes, BaseException | None]:
+        """What all ranks come to, and what went wrong on this one."""
         try:
             if self.rank == 0:
                 outcome, cause = self._lead(key, stage, own, decide, timeout_s, linger_s)
-                error = error or cause
-            else:
-                outcome = self._follow(key, stage, own, error, timeout_s, lingers=linger_s > 0)
+                return outcome, error or cause
+            return self._follow(key, stage, own, error, timeout_s, lingers=linger_s > 0), error
         except dist.DistError as lost:
             raise CoordinationTimeout(
                 f"rank {self.rank} lost the store of the process group in stage '{stage}', probably because the "
                 f"process that serves it ended ({_one_line(lost)})"
             ) from lost
-        if outcome[:1] == _OK:
-            return unpack(outcome[1:])[0]
-        raise _rebuild(outcome[1:], self.rank, self.world_size, error)
+        finally:
+            del error
 
     def _lead(
         self, key: str, stage: str, own: _Report, decide: Decide, timeout_s: float, linger_s: float
@@ -199,11 +217,14 @@ class Coordinator:
             if isinstance(caught, CoordinationTimeout):
                 linger_s = 0.0  # who did not come will not read the outcome either
         self._pass_on(key, outcome, self.rank, report.lost)
-        if cause is not None and not isinstance(cause, Exception):
-            raise cause
-        if linger_s:
-            self._linger(f"{key}/read", linger_s)
-        return outcome, cause
+        try:
+            if cause is not None and not isinstance(cause, Exception):
+                raise cause
+            if linger_s:
+                self._linger(f"{key}/read", linger_s)
+            return outcome, cause
+        finally:
+            del cause
 
     def _follow(
         self,
@@ -221,7 +242,10 @@ class Coordinator:
             # KeyboardInterrupt and the like: the others are told, this rank waits for nobody.
             own.gone = [self.rank]
             self._post(f"{key}/from/{self.rank}", own.encode())
-            raise error
+            try:
+                raise error
+            finally:
+                del error
         report, heard = self._collect(key, own, timeout_s)
         self._post(f"{key}/from/{self.rank}", report.encode())
         self._clear(

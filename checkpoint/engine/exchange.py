@@ -16,9 +16,10 @@ Both ends work out the same layout from the same boxes, so no message needs a he
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -135,30 +136,32 @@ class Exchange:
         shared = np.sort(spread(lots.first, lots.end - lots.first))
         with ThreadPoolExecutor(3, thread_name_prefix="checkpoint-exchange") as pool:
             tasks = [
-                pool.submit(self._send),
-                pool.submit(self._receive),
-                pool.submit(self._reader.read_alone, shared),
+                pool.submit(self._closing_on_failure, work)
+                for work in (self._send, self._receive, partial(self._reader.read_alone, shared))
             ]
             try:
-                for task in tasks:
-                    task.add_done_callback(self._closes_on_failure)
                 wait(tasks)
             except BaseException:  # an interrupt: nobody may go on waiting for the others
                 self.close()
                 raise
         failures = [error for task in tasks if (error := task.exception()) is not None]
+        tasks.clear()  # an error that is raised here and is referred to from here would hold all that it came by
         # What this rank did itself says more than that its connections broke.
-        for error in sorted(failures, key=lambda one: isinstance(one, PeersLost)):
-            raise error
+        failures.sort(key=lambda one: isinstance(one, PeersLost))
+        if failures:
+            raise failures.pop(0)
 
     def close(self) -> None:
         """Give the connections up. Not before all ranks are done: what is on its way could be lost."""
         self._connections.close()
         self._segments.close()
 
-    def _closes_on_failure(self, done: Future[None]) -> None:
-        if done.exception() is not None:
+    def _closing_on_failure(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException:
             self.close()
+            raise
 
     def _send(self) -> None:
         lots, own = self._share.lots, self._own
@@ -172,8 +175,8 @@ class Exchange:
                 ahead.append(pool.submit(self._read_bundle, bundle, index % _NUM_SLOTS))
                 if len(ahead) > _NUM_AHEAD:
                     copying.append(self._hand_on(ahead.popleft().result()))
-            for messages in ahead:
-                self._hand_on(messages.result())
+            while ahead:
+                self._hand_on(ahead.popleft().result())
 
     def _hand_on(self, messages: Mapping[int, Sequence[Bytes]]) -> Sequence[int]:
         """Send the messages of a bundle; gives the near ranks among the receivers."""
@@ -250,7 +253,7 @@ class Exchange:
         others = np.flatnonzero(lots.reader != self._rank)
         with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-copy") as pool:
             # One message is copied while the next one arrives.
-            copied: Future[None] | None = None
+            copied: list[Future[None]] = []
             for message in _runs(others, lots.bundle[others], lots.reader[others]):
                 reader = int(lots.reader[message[0]])
                 runs = [self._run(lot) for lot in message.tolist()]
@@ -269,16 +272,17 @@ class Exchange:
                 ]
                 with span("checkpoint.exchange", shared=False, num_bytes=num_bytes):
                     self._connections.receive(reader, [part.data for part in parts])
-                if copied is not None:
-                    copied.result()
+                while copied:
+                    copied.pop().result()
                 rest = [
                     (slot, part)
                     for slot, part, place in zip(slots, parts, places, strict=True)
                     if place is None
                 ]
-                copied = pool.submit(self._fill, rest) if rest else None
-            if copied is not None:
-                copied.result()
+                if rest:
+                    copied.append(pool.submit(self._fill, rest))
+            while copied:
+                copied.pop().result()
 
     def _copy_shared(self, reader: int, cuts: Sequence[Cut], places: Sequence[Bytes | None]) -> None:
         """Hear from a near rank where lots lie, copy what is wanted of them, and say so."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from typing import Final
@@ -121,12 +121,10 @@ class PieceReader:
             running: set[Future[None]] = set()
             for batch in batches(ranges, batch_bytes):
                 if len(running) >= num_batches:
-                    done, running = wait(running, return_when="FIRST_COMPLETED")
-                    for one in done:
-                        one.result()
+                    _finish_some(running)
                 running.add(pool.submit(self._do_batch, batch))
-            for one in wait(running, return_when=FIRST_EXCEPTION).done:
-                one.result()
+            while running:
+                _finish_some(running)
 
     def read_raw(self, runs: Sequence[tuple[int, int, int]], into: Sequence[Bytes | None]) -> list[Bytes]:
         """Read runs of whole pieces, each as the elements they hold.
@@ -259,6 +257,14 @@ class PieceReader:
             piece = raw[index * size : (index + 1) * size]
             decode_piece(stored[at : at + num_bytes].data, itemsize, piece, where)
             at += num_bytes
+
+
+def _finish_some(running: set[Future[None]]) -> None:
+    """Wait until some of what runs has ended, and take it out."""
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    running -= done
+    while done:
+        done.pop().result()  # without a name: with its error, a future would hold this frame, and this frame it
 
 
 def _memory(num_bytes: int) -> Bytes:

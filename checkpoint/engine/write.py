@@ -147,12 +147,8 @@ def write_files(
     files = list(zip(layouts, sources, strict=True))
     if patience_s is None:
         with ThreadPoolExecutor(_num_writers(store), thread_name_prefix="checkpoint-write") as pool:
-            writing = [pool.submit(_write_file, store, *file, _at_once) for file in files]
-            try:
-                return [one.result() for one in writing]
-            finally:
-                for one in writing:
-                    one.cancel()  # after an error: what has not begun
+            # After an error, what has not begun is cancelled.
+            return list(pool.map(partial(_write_file, store, run=_at_once), layouts, sources))
     if not is_local(store.url):
         return [_write_file(store, *file, _at_once) for file in files]
     with Yielding(patience_s, awaited or threading.Event()) as yielding:

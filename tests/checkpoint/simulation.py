@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import pytest
 import torch
@@ -55,25 +55,16 @@ OPTIONS = SaveOptions(step=7, overwrite=False, timeout_s=20, user_metadata={"who
 def run_ranks(world_size: int, fn: Callable[[Coordinator], T]) -> list[T]:
     """Call ``fn`` with each rank's coordinator, all at once; results by rank, or what the ranks raised."""
     store = HashStore()
-    results: list[Any] = [None] * world_size
-    errors: list[BaseException | None] = [None] * world_size
-
-    def work(rank: int) -> None:
-        try:
-            results[rank] = fn(Coordinator(store, rank, world_size))
-        except BaseException as error:
-            errors[rank] = error
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a simulated rank hangs"
-    raised = [error for error in errors if error is not None]
+    pool = ThreadPoolExecutor(world_size, thread_name_prefix="simulated-rank")
+    ranks = [
+        pool.submit(lambda rank=rank: fn(Coordinator(store, rank, world_size))) for rank in range(world_size)
+    ]
+    pool.shutdown(wait=False)
+    assert not wait(ranks, timeout=60).not_done, "a simulated rank hangs"
+    raised = [error for rank in ranks if (error := rank.exception()) is not None]
     if raised:
         raise BaseExceptionGroup("ranks raised", raised)
-    return results
+    return [rank.result() for rank in ranks]
 
 
 def raised_by_ranks(world_size: int, fn: Callable[[Coordinator], object]) -> list[BaseException]:
