@@ -55,8 +55,10 @@ class CheckpointManager:
 
     Args:
         root: Directory or URL of the run.
-        keep_last: How many committed checkpoints to keep, counted in steps, never by time; None keeps all. Older
-            ones are removed after a commit, and none while the newest is incomplete.
+        keep_last: How many committed checkpoints to keep; None keeps all. Older ones are removed after a commit, and
+            none while the newest is incomplete. What this manager saves is newer than what it found, and of that the
+            highest step is the newest; steps ahead of the one that :meth:`restore` gave count as the oldest. Clocks
+            never count.
         keep_every: Keep steps that are multiples of this, too.
         keep_best: Keep those with the best value of a metric, too.
         save_every_steps: Steps between saves of :meth:`save_if_due`.
@@ -113,9 +115,10 @@ class CheckpointManager:
         if fast is not None and fast.url == durable.url:
             raise ValueError(f"local is {fast.url!r}, as root is: give another directory, or leave it out")
         self._places = Places(durable, fast)
-        # Steps that may be committed at the root already, so that a save of one has to look there; equal on all ranks.
+        # All of these are equal on all ranks. Steps that may be committed already, so that a save of one has to look:
         self._known: set[int] = set()
-        self._damaged: set[int] = set()
+        # Steps that a save replaces unasked, and the save that is to do it, once it has begun.
+        self._to_replace: dict[int, SaveHandle | None] = {}
         self._prepared = False
         self._keeper: Keeper | None = None
         if fast is not None:
@@ -178,8 +181,8 @@ class CheckpointManager:
         Args:
             step: Steps done.
             state: As for ``checkpoint.save``.
-            overwrite: Replace a committed checkpoint of that step. One that :meth:`restore` found damaged is always
-                replaced.
+            overwrite: Replace a committed checkpoint of that step. One that :meth:`restore` found damaged, or that was
+                ahead of the step it gave, is always replaced.
             metrics: For ``keep_best``; noted in the manifest. Those of rank 0 count.
             user_metadata: Plain values to note in the manifest.
         """
@@ -214,7 +217,8 @@ class CheckpointManager:
             if METRICS in metadata:
                 raise ValueError(f"user_metadata has {METRICS!r}: give them as metrics=")
             metadata[METRICS] = {name: float(value) for name, value in metrics.items()}
-        overwrite = overwrite or step in self._damaged
+        replaces = self._replaces(step)
+        overwrite = overwrite or replaces
         options = self._options(step, overwrite=overwrite, user_metadata=metadata)
         self._prepared = True
         tier = self._tier_for(step)
@@ -227,8 +231,16 @@ class CheckpointManager:
             on_commit=None if keeper is None else lambda: keeper.committed(step, tier),
         )
         self._known.add(step)
-        self._damaged.discard(step)
+        if replaces:
+            self._to_replace[step] = handle
         return handle
+
+    def _replaces(self, step: int) -> bool:
+        """Whether a save is to replace what is committed of the step, as no save since has."""
+        handle = self._to_replace.get(step)
+        if handle is not None and handle.wait(self._timeout_s) and handle.failure() is None:
+            del self._to_replace[step]
+        return step in self._to_replace
 
     def _options(self, step: int, *, overwrite: bool, user_metadata: Mapping[str, object]) -> SaveOptions:
         return SaveOptions(
@@ -264,8 +276,9 @@ class CheckpointManager:
         The arguments after ``step`` are those of ``checkpoint.load``.
 
         A copy that turns out to be damaged is passed over, with a warning in the log: for the other copy of the same
-        step if there is one, then for the step before, unless ``step`` is given. The next save of a step that was
-        passed over replaces it.
+        step if there is one, then for the step before, unless ``step`` is given. The run goes on from what is given:
+        saves of the steps that were passed over, or are ahead of it for another reason, replace them. As long as
+        some are there, they are the ones that ``restore`` without ``step`` looks at first.
 
         Returns:
             The step, the same on all ranks; None if nothing is committed, and then the state is untouched.
@@ -277,13 +290,15 @@ class CheckpointManager:
         check_dtype_policy(dtype_policy)  # also where nothing is committed yet
 
         def decide(_: list[bytes]) -> bytes:
-            steps = self.steps()[::-1] if step is None else [step]
-            return json.dumps([[one, tier] for one in steps for tier in self._places.copies(one)]).encode()
+            steps = self.steps()[::-1]
+            tried = steps if step is None else [step]
+            return json.dumps(
+                [steps, [[one, tier] for one in tried for tier in self._places.copies(one)]]
+            ).encode()
 
         # Ranks that look for themselves may see different steps while a save is in flight.
-        copies: list[tuple[int, Tier]] = [
-            (one, Tier(tier)) for one, tier in json.loads(self._round("restore", "latest", decide))
-        ]
+        steps, found = json.loads(self._round("restore", "latest", decide))
+        copies: list[tuple[int, Tier]] = [(one, Tier(tier)) for one, tier in found]
         if step is not None and not copies:
             copies = [(step, Tier.REMOTE)]  # which raises that there is nothing
         first: Exception | None = None
@@ -306,9 +321,9 @@ class CheckpointManager:
                 _logger.warning("step %d at %s is passed over: %s", one, tier, error)
                 _let_go(error)
                 first = first or error
-                self._damaged.add(one)
+                self._to_replace.setdefault(one, None)
             else:
-                self._damaged.discard(one)
+                self._go_on_from(one, frozenset(other for other in steps if other > one))
                 return one
         try:
             if first is not None:
@@ -316,6 +331,20 @@ class CheckpointManager:
         finally:
             del first
         return None
+
+    def _go_on_from(self, step: int, ahead: frozenset[int]) -> None:
+        self._to_replace.pop(step, None)
+        self._to_replace |= dict.fromkeys(ahead)
+        if self._keeper is None:
+            return
+        self._keeper.restored(step, ahead)
+        if ahead:
+            _logger.warning(
+                "step %d is restored, and committed steps are ahead of it (%s): saves from here on replace them and "
+                "keep_last removes them first; until then restore() begins with them unless it is told a step",
+                step,
+                ", ".join(map(str, sorted(ahead))),
+            )
 
     def wait(self) -> None:
         """Wait until no save is in flight, and all that is at a local tier is drained.
@@ -336,9 +365,9 @@ class CheckpointManager:
 
     def _tier_for(self, step: int) -> Tier:
         """Where to save a step: at local, unless the root has it, where it is refused or replaced in one step."""
-        if self._places.local is None and step not in self._damaged:
+        if self._places.local is None and step not in self._to_replace:
             return Tier.REMOTE
-        if step not in self._known and step not in self._damaged:
+        if step not in self._known and step not in self._to_replace:
             return Tier.LOCAL
 
         def settle() -> bytes:  # an earlier save of the same step may be in flight
@@ -349,7 +378,7 @@ class CheckpointManager:
             if self._keeper is not None:
                 self._keeper.settle(self._timeout_s)
             copies = self._places.copies(step)
-            if step in self._damaged:
+            if step in self._to_replace:
                 for tier in copies:
                     _forget_unreadable(self._places.store_of(tier, step))
             fast = self._places.local is not None and Tier.REMOTE not in copies
@@ -358,12 +387,12 @@ class CheckpointManager:
         return Tier(json.loads(self._round("tier", "tier", decide, settle)))
 
     def _agree_on_local(self, local: Store) -> set[int]:
-        """Make sure that all ranks see the same local tier; gives the steps that are committed at the root."""
+        """Make sure that all ranks see the same local tier; gives the steps that are committed anywhere."""
         probe = f"probe-{uuid.uuid4().hex}"
 
         def begin(_: list[bytes]) -> bytes:
             local.write(probe, b"")
-            return json.dumps([probe, committed_steps(self._places.root)]).encode()
+            return json.dumps([probe, self._places.steps()]).encode()
 
         name, steps = json.loads(self._round("local", "begin", begin))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Final
@@ -120,9 +120,20 @@ class Keeper:
         self._drains: dict[int, Future[None]] = {}  # until all that follows from their end is done
         self._drains_changed = threading.Condition()
         self._drainer = None if places.tiers is None else Drainer(places.tiers)
+        self._saved: list[int] = []  # by this manager, the last one last
+        self._ahead: frozenset[int] = frozenset()  # of the step that was restored
+
+    def restored(self, step: int, ahead: frozenset[int]) -> None:
+        """The run goes on from a step; those that are ahead of it count as older than all others."""
+        with self._lock:
+            self._saved = [one for one in self._saved if one <= step]
+            self._ahead = ahead
 
     def committed(self, step: int, tier: Tier) -> None:
         """A save has committed a step. Raises nothing: what fails here is no failure of the save."""
+        with self._lock:
+            self._saved = [*(one for one in self._saved if one != step), step]
+            self._ahead -= {step}
         if tier is Tier.REMOTE and self._places.local is not None:
             self._try(f"remove what was replaced of step {step}", lambda: self._remove(Tier.LOCAL, step))
         self._tell(step, tier)
@@ -182,8 +193,8 @@ class Keeper:
     def retain(self) -> None:
         """Remove what no rule keeps."""
         with self._lock:
-            at_root = committed_steps(self._places.root)
-            at_local = [] if self._places.local is None else committed_steps(self._places.local)
+            at_root = self._by_age(committed_steps(self._places.root))
+            at_local = [] if self._places.local is None else self._by_age(committed_steps(self._places.local))
             if at_root:
                 # Nothing is removed for the sake of a checkpoint that is damaged itself.
                 _check(self._places.store_of(Tier.REMOTE, at_root[-1]))
@@ -198,7 +209,7 @@ class Keeper:
                 self._retain_local(self._places.tiers, at_local, at_root)
 
     def _retain_local(self, tiers: Tiers, at_local: Sequence[int], at_root: Sequence[int]) -> None:
-        kept = self._retention.kept(sorted({*at_local, *at_root}), self._value_of)
+        kept = self._retention.kept(self._by_age({*at_local, *at_root}), self._value_of)
         for step in at_local:
             drain = self._drains.get(step)
             # Newer ones have come before its turn to be drained did; one that is being drained goes on.
@@ -207,6 +218,11 @@ class Keeper:
         drained = [step for step in at_local if step in at_root]
         for step in drained[: max(0, len(drained) - self._keep_local)]:
             tiers.evict(step_dir(step))
+
+    def _by_age(self, steps: Iterable[int]) -> list[int]:
+        """Steps from the oldest on: after going back to one, the highest is not the newest."""
+        nth = {step: number for number, step in enumerate(self._saved)}
+        return sorted(steps, key=lambda step: (step not in self._ahead, nth.get(step, -1), step))
 
     def _drained(self, step: int, drain: Future[None]) -> None:
         try:

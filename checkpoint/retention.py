@@ -34,7 +34,7 @@ class KeepBest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """What stays; whatever any of the rules keeps does. Steps count, clocks never do.
+    """What stays; whatever any of the rules keeps does. The order of saves counts, clocks never do.
 
     Attributes:
         last: How many of the newest; None keeps all.
@@ -59,7 +59,7 @@ class Retention:
         """The steps that stay; the newest always does.
 
         Args:
-            steps: Committed steps, ascending.
+            steps: Committed steps, the newest last.
             value_of: Value of a metric at a step; None if it was not given. Not-a-number is never best.
         """
         if self.last is None:

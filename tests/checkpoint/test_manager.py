@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -130,6 +131,73 @@ def test_restore_of_a_step_that_was_asked_for_raises_what_is_wrong_with_it(tmp_p
     flip(payload(tmp_path, 1))
     with pytest.raises(CorruptCheckpoint, match="step-00000002"):
         manager.restore(state(0.0))
+
+
+def test_what_is_saved_after_going_back_stays_and_older_steps_ahead_of_it_go(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=2, keep_every=100)
+    for step in range(50, 451, 50):
+        manager.save(step, state(step))
+    assert manager.steps() == [100, 200, 300, 400, 450]
+    manager = CheckpointManager(tmp_path, keep_last=2, keep_every=100)
+    assert manager.restore(state(0.0), step=200) == 200
+    manager.save(250, state(250.0))
+    assert manager.steps() == [100, 200, 250, 300, 400]
+    manager.save(275, state(275.0))
+    assert manager.steps() == [100, 200, 250, 275, 300, 400]
+    manager.save(280, state(280.0))
+    assert manager.steps() == [100, 200, 275, 280, 300, 400], "the last two, and multiples of 100"
+    manager.save(300, state(-300.0))
+    target = state(0.0)
+    assert manager.restore(target, step=300) == 300
+    assert target["extra"] == {"value": -300.0}, "what was ahead is replaced without being asked to"
+    with pytest.raises(AlreadyCommitted):
+        manager.save(300, state(0.0))
+
+
+def test_saves_go_on_after_going_back_within_a_run(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=3, save_every_steps=10)
+    for step in range(10, 51, 10):
+        assert manager.save_if_due(step, state(step)) is not None
+    manager.wait()
+    assert manager.restore(state(0.0), step=30) == 30
+    assert manager.save_if_due(40, state(-40.0)) is not None
+    assert manager.save_if_due(50, state(-50.0)) is not None
+    manager.wait()
+    assert manager.steps() == [30, 40, 50]
+    target = state(0.0)
+    assert manager.restore(target) == 50
+    assert target["extra"] == {"value": -50.0}
+
+
+def test_a_damaged_checkpoint_that_was_passed_over_is_not_what_keep_last_keeps(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=None)
+    manager.save(10, state(10.0))
+    manager.save(20, state(20.0))
+    flip(payload(tmp_path, 20))
+    manager = CheckpointManager(tmp_path, keep_last=1)
+    assert manager.restore(state(0.0)) == 10
+    manager.save(15, state(15.0))
+    assert manager.steps() == [15]
+    target = state(0.0)
+    assert CheckpointManager(tmp_path).restore(target) == 15
+    assert target["extra"] == {"value": 15.0}
+
+
+def test_a_failed_save_of_a_damaged_step_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=None)
+    manager.save(1, state(1.0))
+    manager.save(2, state(2.0))
+    flip(payload(tmp_path, 2))
+    assert manager.restore(state(0.0)) == 1
+    with monkeypatch.context() as broken:
+        broken.setattr("checkpoint.engine.save.write_files", Mock(side_effect=OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            manager.async_save(2, state(2.5)).result()
+    manager.async_save(2, state(2.5)).result()
+    with pytest.raises(AlreadyCommitted):
+        manager.save(2, state(3.0))
 
 
 def test_restore_does_not_pass_over_a_state_that_does_not_fit(tmp_path: Path) -> None:

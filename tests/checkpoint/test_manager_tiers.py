@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import checkpoint
 from checkpoint import CheckpointManager
 from checkpoint.errors import AlreadyCommitted
 from checkpoint.places import committed_steps
@@ -210,6 +211,22 @@ def test_a_step_that_is_at_the_root_is_refused_or_replaced_there(places: tuple[P
     assert restored(root, local=local) == (1, 2.0)
     with managed(root, local=local) as again, pytest.raises(AlreadyCommitted):
         again.save(1, state(3.0))
+
+
+def test_a_step_that_is_replaced_while_its_old_copy_is_drained_is_the_new_one(
+    places: tuple[Path, Path],
+) -> None:
+    """As after a restart: a process that ended has left the step at local only."""
+    root, local = places
+    checkpoint.save(local / "step-00000001", state(1.0), step=1)
+    shut = Shut.at(root)
+    manager = CheckpointManager(shut, local=local)
+    opener = threading.Timer(0.5, shut.opened.set)
+    opener.start()
+    manager.save(1, state(2.0), overwrite=True)
+    manager.wait()
+    manager.close()
+    assert restored(root) == restored(root, local=local) == (1, 2.0)
 
 
 def test_a_local_copy_of_what_was_replaced_at_the_root_is_not_taken_for_it(places: tuple[Path, Path]) -> None:
