@@ -197,6 +197,15 @@ _sessions: weakref.WeakKeyDictionary[dist.ProcessGroup, Session] = weakref.WeakK
 _alone: list[Session] = []  # at most one: the session of a process without torch.distributed
 
 
+def _forget_sessions() -> None:
+    _sessions.clear()
+    _alone.clear()
+
+
+# A forked child has none of their threads, so that it makes its own.
+os.register_at_fork(after_in_child=_forget_sessions)
+
+
 def session_of(process_group: dist.ProcessGroup | None) -> Session:
     """The session of a process group; of this process alone where torch.distributed is not initialised."""
     if not (dist.is_available() and dist.is_initialized()):

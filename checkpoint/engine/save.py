@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -252,6 +253,9 @@ def _at_exit() -> None:
 # Not atexit: its handlers run when the executors that writing needs refuse work already. These run before that, the
 # last registered first: this one, then that of storage.background, which ends the threads.
 threading._register_atexit(_at_exit)  # type: ignore[attr-defined]
+
+# The threads that save are in the parent: a forked worker of a data loader would wait for them in vain when it ends.
+os.register_at_fork(after_in_child=_running.clear)
 
 
 def _run(jobs: queue.SimpleQueue[_Job | None], coordinator: Coordinator) -> None:
