@@ -81,7 +81,7 @@ class LargeJob:
                 held = np.flatnonzero((lengths > 0).all(axis=1))
                 yield encode(catalog, np.vstack([held, offsets[held].T, lengths[held].T]))
 
-    def _stage(self, stage: int) -> tuple[list[tuple[str, str, str, tuple[int, ...]]], Ints]:
+    def _stage(self, stage: int) -> tuple[list[tuple[str, str, str, tuple[int, ...], int]], Ints]:
         """The tensors of a stage, and offsets and lengths of the box of each on each of its ranks."""
         found = {}
         for name, shape, tp_dim in self.parameters(stage):
@@ -90,7 +90,7 @@ class LargeJob:
                 found[tuple(key.format(name).split("/"))] = (dtype, shape, box)
             found["optimizer", f"state.{name}.step"] = ("float32", (), self._boxes((), None))
         ordered = sorted(found.items())
-        catalog = [(group, key, dtype, shape) for (group, key), (dtype, shape, _) in ordered]
+        catalog = [(group, key, dtype, shape, 0) for (group, key), (dtype, shape, _) in ordered]
         return catalog, np.stack([box for _, (_, _, box) in ordered])
 
     def _boxes(self, shape: tuple[int, ...], tp_dim: int | None) -> Ints:

@@ -30,7 +30,8 @@ from storage import Store
 # A job may save two states in turn, such as all of it, and the model alone.
 _MAX_KNOWN: Final = 2
 
-# All that a plan depends on, of one rank: group, key, dtype, shape and boxes of each tensor; and the compression.
+# All that a plan depends on, of one rank: group, key, dtype, shape and boxes of each tensor, and whether replicas may
+# differ; and the compression.
 _Held: TypeAlias = tuple[object, ...]
 
 
@@ -205,7 +206,7 @@ class SavePlanner:
 
 def _held(tensors: Sequence[LocalTensor], compression: Compression | None) -> _Held:
     return tuple((compression or {}).items()), [
-        (one.group, one.key, one.dtype, one.shape, one.boxes) for one in tensors
+        (one.group, one.key, one.dtype, one.shape, one.boxes, one.may_differ) for one in tensors
     ]
 
 

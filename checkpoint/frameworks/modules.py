@@ -99,11 +99,15 @@ class ModuleGroup:
 
     def tensors(self) -> list[LocalTensor]:
         """Parameters and persistent buffers under their first names."""
-        return [
-            describe(self.name, one.names[0], self._memory[at], one.part)
-            for at, held in self.held.items()
-            for one in held
-        ]
+        found = []
+        for at, held in self.held.items():
+            memory = self._memory[at]
+            for one in held:
+                local = describe(self.name, one.names[0], memory, one.part)
+                # Running statistics are those of the rank's own batches; DDP takes the ones of rank 0.
+                local.may_differ = one.part is None and not isinstance(memory, nn.Parameter)
+                found.append(local)
+        return found
 
     def objects(self) -> dict[str, object]:
         """Aliases (other name to first name), and extra state by name."""

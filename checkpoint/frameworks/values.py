@@ -28,6 +28,7 @@ class LocalTensor:
         boxes: Parts held by this rank, possibly none.
         views: One tensor per box, of the box's lengths, sharing memory with ``tensor``; may be strided.
         tensor: The tensor in the live state, or one made for it that ``finish`` puts there.
+        may_differ: Whether ranks that hold the same box may hold other values in it; those of the lowest are saved.
     """
 
     group: str
@@ -37,6 +38,7 @@ class LocalTensor:
     boxes: tuple[Box, ...]
     views: tuple[torch.Tensor, ...]
     tensor: torch.Tensor
+    may_differ: bool = False
 
     @classmethod
     def of(cls, group: str, key: str, tensor: torch.Tensor) -> LocalTensor:

@@ -18,7 +18,13 @@ _NO_LOAD: Final = np.iinfo(np.int64).max  # of a holder that is not there: never
 _UNIT_BYTES: Final = 64 << 10
 
 
-def choose_writers(num_bytes: Ints, first: Ints, rank: Ints, num_ranks: int) -> Ints:
+def choose_writers(
+    num_bytes: Ints,
+    first: Ints,
+    rank: Ints,
+    num_ranks: int,
+    by_lowest: npt.NDArray[np.bool_] | None = None,
+) -> Ints:
     """Choose one holder of each box (longest processing time first).
 
     Boxes with the same holders are dealt out by falling size, each to the holder that has the fewest bytes to write
@@ -33,6 +39,7 @@ def choose_writers(num_bytes: Ints, first: Ints, rank: Ints, num_ranks: int) -> 
         first: Holders of box ``i`` are the rows ``first[i]`` to ``first[i + 1]``; ``[n + 1]``.
         rank: Rank of each row, ascending within a box.
         num_ranks: Number of ranks.
+        by_lowest: Which boxes the lowest of their holders writes in any case; ``[n]``.
 
     Returns:
         The chosen row of each box; ``[n]``.
@@ -41,6 +48,8 @@ def choose_writers(num_bytes: Ints, first: Ints, rank: Ints, num_ranks: int) -> 
     num_holders = np.diff(first)
     load = np.zeros(num_ranks + 1, dtype=np.int64)
     alone = num_holders == 1
+    if by_lowest is not None:
+        alone |= by_lowest
     np.add.at(load, rank[chosen[alone]], num_bytes[alone])
     load[-1] = _NO_LOAD
 

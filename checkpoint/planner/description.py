@@ -1,8 +1,8 @@
 """What a rank holds, as a compact message, and the messages of all ranks joined into columns.
 
-A message is the *catalog* of the rank's tensors (group, key, dtype, shape) and its *rows*, one per box: the number of
-the tensor in the catalog, offsets, lengths. Catalogs are the same on many ranks and are decoded once; rows are
-never anything but columns of numbers.
+A message is the *catalog* of the rank's tensors (group, key, dtype, shape, may differ) and its *rows*, one per box: the
+number of the tensor in the catalog, offsets, lengths. Catalogs are the same on many ranks and are decoded once; rows
+are never anything but columns of numbers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,13 @@ def describe(tensors: Sequence[LocalTensor]) -> bytes:
     if broken is not None:
         raise StateError(f"{broken!r}: is not Unicode text; rename the tensor")
     catalog = [
-        (one.group, one.key, dtype_name(one.dtype, f"{one.group}/{one.key}"), list(one.shape))
+        (
+            one.group,
+            one.key,
+            dtype_name(one.dtype, f"{one.group}/{one.key}"),
+            list(one.shape),
+            int(one.may_differ),
+        )
         for one in tensors
     ]
     num_dims = max((len(tensor.shape) for tensor in tensors), default=0)
@@ -97,11 +103,11 @@ def describe(tensors: Sequence[LocalTensor]) -> bytes:
     return encode(catalog, rows)
 
 
-def encode(catalog: Sequence[tuple[str, str, str, Sequence[int]]], rows: Ints) -> bytes:
+def encode(catalog: Sequence[tuple[str, str, str, Sequence[int], int]], rows: Ints) -> bytes:
     """The message of one rank.
 
     Args:
-        catalog: Group, key, dtype and global shape of each tensor.
+        catalog: Group, key, dtype and global shape of each tensor, and whether its replicas may differ, 1 or 0.
         rows: Number of the tensor, offsets, and lengths of each box; ``[1 + 2 * dims, num_boxes]``, where a tensor has
             fewer dimensions with offset 0 and length 1.
     """
@@ -120,6 +126,7 @@ class Described:
 
     Attributes:
         tensors: Global tensors, sorted by (group, key).
+        may_differ: Whether some rank says so of a tensor; bool ``[len(tensors)]``.
         tensor_id: Tensor of each box; int64 ``[n]``.
         offsets: First index of each box, 0 where a tensor has fewer dimensions; int64 ``[max_dims, n]``.
         lengths: Extent of each box, 1 where a tensor has fewer dimensions; int64 ``[max_dims, n]``.
@@ -127,6 +134,7 @@ class Described:
     """
 
     tensors: list[TensorRow]
+    may_differ: npt.NDArray[np.bool_]
     tensor_id: Ints
     offsets: Ints
     lengths: Ints
@@ -152,7 +160,7 @@ def join(messages: Sequence[bytes]) -> Described:
             holders.append(rank)
         catalog_of[rank] = number
     sizes = [heads[rank][1] for rank in holders]
-    tensors, ids = _join_catalogs(
+    tensors, may_differ, ids = _join_catalogs(
         [json.loads(_decompress(one, size)) for one, size in zip(catalogs, sizes, strict=True)], holders
     )
     max_dims = max((head[4] for head in heads), default=0)
@@ -174,7 +182,14 @@ def join(messages: Sequence[bytes]) -> Described:
     starts = np.concatenate([[0], np.cumsum([len(one) for one in ids])])[:-1].astype(np.int64)
     tensor_id += np.repeat(starts[catalog_of], counts)
     tensor_id = np.concatenate([np.zeros(0, dtype=np.int64), *ids])[tensor_id]
-    return Described(tensors=tensors, tensor_id=tensor_id, offsets=offsets, lengths=lengths, first=first)
+    return Described(
+        tensors=tensors,
+        may_differ=may_differ,
+        tensor_id=tensor_id,
+        offsets=offsets,
+        lengths=lengths,
+        first=first,
+    )
 
 
 def _decompress(data: bytes | memoryview, num_bytes: int) -> bytes:
@@ -182,12 +197,15 @@ def _decompress(data: bytes | memoryview, num_bytes: int) -> bytes:
 
 
 def _join_catalogs(
-    catalogs: Sequence[list[tuple[str, str, str, list[int]]]], ranks: Sequence[int]
-) -> tuple[list[TensorRow], list[Ints]]:
-    """Global tensors in order, and the global number of each tensor of each catalog."""
+    catalogs: Sequence[list[tuple[str, str, str, list[int], int]]], ranks: Sequence[int]
+) -> tuple[list[TensorRow], npt.NDArray[np.bool_], list[Ints]]:
+    """Global tensors in order, which of them may differ, and the global number of each tensor of each catalog."""
     found: dict[tuple[str, str], tuple[str, list[int], int]] = {}
+    differing: set[tuple[str, str]] = set()
     for catalog, rank in zip(catalogs, ranks, strict=True):
-        for group, key, dtype, shape in catalog:
+        for group, key, dtype, shape, is_differing in catalog:
+            if is_differing:
+                differing.add((group, key))
             dtype_there, shape_there, rank_there = found.setdefault((group, key), (dtype, shape, rank))
             if (dtype, shape) != (dtype_there, shape_there):
                 raise StateError(
@@ -204,7 +222,9 @@ def _join_catalogs(
         tensors.append(TensorRow(group=group, key=key, dtype=dtype, shape=tuple(shape), num_bytes=num_bytes))
     numbers = {(tensor.group, tensor.key): index for index, tensor in enumerate(tensors)}
     ids = [
-        np.asarray([numbers[group, key] for group, key, _, _ in catalog], dtype=np.int64)
+        np.asarray([numbers[group, key] for group, key, *_ in catalog], dtype=np.int64)
         for catalog in catalogs
     ]
-    return tensors, ids
+    may_differ = np.zeros(len(tensors), dtype=bool)
+    may_differ[[numbers[one] for one in differing]] = True
+    return tensors, may_differ, ids

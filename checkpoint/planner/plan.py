@@ -73,7 +73,7 @@ def positions_in(share: bytes, num_boxes: int) -> Ints:
 def make_plan(messages: Sequence[bytes]) -> Plan:
     """Join what all ranks hold into one plan; the same messages give the same plan.
 
-    Boxes that several ranks hold are written once, see :func:`choose_writers`.
+    Boxes that several ranks hold are written once, see :func:`choose_writers`; where they may differ, by the lowest.
 
     Args:
         messages: From :func:`checkpoint.planner.describe`, by rank.
@@ -111,7 +111,7 @@ def make_plan(messages: Sequence[bytes]) -> Plan:
 
     rank = _rank_of(order, held.first)
     num_bytes = lengths.prod(axis=0) * itemsize[tensor_id]
-    chosen = choose_writers(num_bytes, rows, rank, len(messages))
+    chosen = choose_writers(num_bytes, rows, rank, len(messages), held.may_differ[tensor_id])
     return Plan(
         tensors=tensors,
         first=box_first,

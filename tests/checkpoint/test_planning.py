@@ -130,6 +130,20 @@ def test_replicas_of_all_ranks_are_balanced_within_the_largest_box(
     assert load.max() <= ideal + max(sizes)
 
 
+@given(st.lists(st.tuples(st.integers(1, 1000), st.booleans()), min_size=1, max_size=40), st.integers(2, 7))
+def test_what_may_differ_is_written_by_the_lowest_rank_and_weighs_on_it(
+    boxes: list[tuple[int, bool]], num_ranks: int
+) -> None:
+    num_bytes, may_differ = np.asarray([size for size, _ in boxes]), np.asarray([fixed for _, fixed in boxes])
+    rank = np.tile(np.arange(num_ranks), len(boxes))
+    first = starts(np.full(len(boxes), num_ranks))
+    chosen = rank[choose_writers(num_bytes * _UNIT_BYTES, first, rank, num_ranks, may_differ)]
+    assert not chosen[may_differ].any()
+    load = np.bincount(chosen, weights=num_bytes, minlength=num_ranks)
+    ideal = max(load.sum() / num_ranks, num_bytes[may_differ].sum())
+    assert load.max() <= ideal + num_bytes.max()
+
+
 @given(st.data())
 def test_no_holder_of_a_box_could_have_taken_much_work_off_its_writer(data: st.DataObject) -> None:
     """For any sets of holders: the last box that a rank took was no smaller than its lead over the others."""
