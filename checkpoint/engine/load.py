@@ -11,7 +11,7 @@ import numpy as np
 from checkpoint.engine.connections import PeersLost
 from checkpoint.engine.coordination import Coordinator
 from checkpoint.engine.exchange import Exchange
-from checkpoint.engine.match import LoadOptions, Match, StoredView, check_unexpected, match
+from checkpoint.engine.match import LoadOptions, Match, StoredView, check_shared, check_unexpected, match
 from checkpoint.engine.messages import pack, unpack
 from checkpoint.engine.read import PieceReader, ReadStats
 from checkpoint.engine.segment import this_machine
@@ -212,6 +212,7 @@ class Loader:
         needed = {one.tensor_id for one in found.wanted}
         narrow = checkpoint.narrowed(needed)
         narrow.tables.check_tilings(needed)
+        check_shared(narrow.tables, found.wanted, checkpoint.store.url)
         rank_objects: Mapping[str, object] | None = None
         if checkpoint.manifest.writer.get("world_size") == self._coordinator.world_size:
             rank_objects = checkpoint.rank_objects(self._coordinator.rank) or None

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from checkpoint.engine.views import Wanted
 from checkpoint.errors import MismatchError
+from checkpoint.format.index import Tables
 from checkpoint.frameworks.values import LocalTensor
 from checkpoint.patterns import fits
 from checkpoint.planner import torch_dtype
@@ -148,6 +151,40 @@ def match(
             "allow_missing, or pass strict=False to leave them as they are"
         )
     return found
+
+
+def check_shared(tables: Tables, wanted: Sequence[Wanted], where: str) -> None:
+    """Check that tensors which are the same memory in the state are the same bytes in the checkpoint.
+
+    Args:
+        tables: Of the checkpoint.
+        wanted: The boxes to fill.
+        where: The checkpoint, for messages.
+
+    Raises:
+        MismatchError: Two are not; names them.
+    """
+    first: dict[int, Wanted] = {}
+    for one in wanted:
+        other = first.setdefault(one.view.data_ptr(), one)
+        if other.tensor_id == one.tensor_id or other.view.shape != one.view.shape:
+            continue
+        digests, others = (_digests(tables, each.tensor_id) for each in (one, other))
+        # Of as many pieces: cut or compressed in another way, equal ones would differ as well.
+        if len(digests) == len(others) and (digests != others).any():
+            names = (
+                f"{row.group}/{row.key}" for row in (tables.tensors[each.tensor_id] for each in (other, one))
+            )
+            raise MismatchError(
+                f"{where}: {' and '.join(names)} share memory in the state, but differ in the checkpoint; give them "
+                "memory of their own, or leave one out of the state"
+            )
+
+
+def _digests(tables: Tables, tensor_id: int) -> npt.NDArray[np.uint64]:
+    boxes = tables.boxes
+    first, end = boxes.piece_first[boxes.first[[tensor_id, tensor_id + 1]]].tolist()
+    return boxes.digests[first:end]
 
 
 def check_unexpected(

@@ -97,3 +97,17 @@ def test_whole_numbers_are_never_converted(tmp_path: Path) -> None:
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="dtype_policy is 'cast': it is one of same, widen, convert"):
         checkpoint.load(tmp_path, {"x": {}}, dtype_policy="cast")  # type: ignore[arg-type]
+
+
+def test_tensors_that_share_memory_are_refused_where_they_differ_in_the_checkpoint(tmp_path: Path) -> None:
+    """Else one would be found damaged while the other is read, or be overwritten by it."""
+    weight = torch.arange(3.0)
+    checkpoint.save(tmp_path / "equal", {"extra": {"a": weight, "b": weight, "head": weight[:2]}})
+    checkpoint.save(tmp_path / "differ", {"extra": {"a": weight, "b": weight + 1, "head": weight[:2]}})
+    live = torch.zeros(3)
+    shared = {"a": live, "b": live.view(3), "head": live[:2]}
+    with pytest.raises(MismatchError, match=r"extra/a and extra/b share memory in the state, but differ"):
+        checkpoint.load(tmp_path / "differ", {"extra": shared})
+    assert not live.any()
+    checkpoint.load(tmp_path / "equal", {"extra": shared})
+    assert torch.equal(live, weight)
