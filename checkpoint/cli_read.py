@@ -57,6 +57,8 @@ def read_parts(checkpoint: StoredCheckpoint, parts: Sequence[tuple[int, Box]]) -
         dtype = torch_dtype(checkpoint.tables.tensors[tensor_id].dtype)
         # torch warns of complex32 when it allocates one; only its bits matter here.
         dtype = torch.int32 if dtype == torch.complex32 else dtype
-        wanted.append(Wanted(tensor_id=tensor_id, box=box, view=torch.empty(box.lengths, dtype=dtype)))
+        wanted.append(
+            Wanted(tensor_id=tensor_id, box=box, view=torch.empty(box.lengths, dtype=dtype, device="cpu"))
+        )
     stats = read_boxes(checkpoint, wanted, verify=True)
     return [flat_bytes(one.view) for one in wanted], stats.num_bytes_read

@@ -177,7 +177,7 @@ def _encode(checkpoint: StoredCheckpoint, shard: list[_Output]) -> bytes:
     tensors = {}
     wanted = []
     for output in shard:
-        tensor = torch.empty(output.row.shape, dtype=torch_dtype(output.row.dtype))
+        tensor = torch.empty(output.row.shape, dtype=torch_dtype(output.row.dtype), device="cpu")
         tensors[output.name] = tensor
         if tensor.numel():
             wanted.append(Wanted(tensor_id=output.tensor_id, box=Box.whole(output.row.shape), view=tensor))

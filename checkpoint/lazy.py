@@ -206,7 +206,7 @@ def _read(stored: StoredCheckpoint, boxes: Iterable[tuple[int, Box]], *, verify:
     wanted = []
     for tensor_id, box in boxes:
         dtype = torch_dtype(stored.catalog.tensors[tensor_id].dtype)
-        tensors.append(torch.empty(box.lengths, dtype=dtype))
+        tensors.append(torch.empty(box.lengths, dtype=dtype, device="cpu"))
         if box.num_elements:
             wanted.append(Wanted(tensor_id=tensor_id, box=box, view=tensors[-1]))
     if wanted:

@@ -101,7 +101,7 @@ class StagingPool:
 
 def _allocate(num_bytes: int) -> torch.Tensor:
     pinned = torch.cuda.is_available()
-    buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+    buffer = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     if not pinned:
         # Not in huge pages: to find them the kernel may first move others about, for seconds.
         fault_in(buffer)

@@ -102,14 +102,14 @@ class Live:
         self._views = views
         # All at once: code that runs between two writes of megabytes finds none of itself in the cache.
         self._flat = [flat_bytes(view).data if is_flat(view) else None for view in views]
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def read(self, first: int, stop: int) -> list[memoryview]:
         """See :class:`Source`."""
         flat = self._flat[first:stop]
         total = sum(size for size, box in zip(self._raw_bytes[first:stop], flat, strict=True) if box is None)
         if total > self._scratch.numel():
-            self._scratch = torch.empty(max(total, _WRITE_BYTES), dtype=torch.uint8)
+            self._scratch = torch.empty(max(total, _WRITE_BYTES), dtype=torch.uint8, device="cpu")
         boxes, begin = [], 0
         for index, box in enumerate(flat, first):
             if box is None:

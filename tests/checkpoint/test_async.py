@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import checkpoint
 from checkpoint.boxes import Box
 from checkpoint.engine.coordination import Coordinator
 from checkpoint.engine.save import Saver
@@ -107,3 +108,18 @@ print(early, resident(), max(handle.result().step for handle in handles))
     early, late, last = map(int, ended.stdout.split())
     assert last == 49
     assert late - early < 8 << 20
+
+
+def test_saves_and_reads_do_not_follow_the_default_device(tmp_path: Path) -> None:
+    """As where a model is built under ``torch.device("meta")``, or ``set_default_device("cuda")`` was called."""
+    value = torch.arange(12.0).view(3, 4)
+    state = {"extra": {"flat": value, "strided": value.t(), "short": value[:, :2]}}
+    with torch.device("meta"):
+        checkpoint.async_save(tmp_path / "a", state).result()
+        checkpoint.save(tmp_path / "b", state)
+        for name in ("a", "b"):
+            stored = checkpoint.open_checkpoint(tmp_path / name)
+            assert torch.equal(stored["extra/strided"][...], value.t())
+        live = {"extra": {key: torch.zeros_like(one, device="cpu") for key, one in state["extra"].items()}}
+        checkpoint.load(tmp_path / "a", live)
+    assert torch.equal(live["extra"]["short"], value[:, :2])
