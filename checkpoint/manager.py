@@ -57,8 +57,8 @@ class CheckpointManager:
         root: Directory or URL of the run.
         keep_last: How many committed checkpoints to keep; None keeps all. Older ones are removed after a commit, and
             none while the newest is incomplete. What this manager saves is newer than what it found, and of that the
-            highest step is the newest; steps ahead of the one that :meth:`restore` gave count as the oldest. Clocks
-            never count.
+            highest step is the newest; steps ahead of the one that :meth:`restore` gave count as the oldest. Where
+            nothing was restored, steps ahead of what is saved are of another run, and stay. Clocks never count.
         keep_every: Keep steps that are multiples of this, too.
         keep_best: Keep those with the best value of a metric, too.
         save_every_steps: Steps between saves of :meth:`save_if_due`.

@@ -13,6 +13,7 @@ come. Whatever is removed, another copy, or a newer checkpoint, is committed and
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -220,9 +221,14 @@ class Keeper:
             tiers.evict(step_dir(step))
 
     def _by_age(self, steps: Iterable[int]) -> list[int]:
-        """Steps from the oldest on: after going back to one, the highest is not the newest."""
+        """Steps of this run from the oldest on: after going back to one, the highest is not the newest.
+
+        Steps ahead of what was saved, which nobody went back from, are those of another run. They stay.
+        """
         nth = {step: number for number, step in enumerate(self._saved)}
-        return sorted(steps, key=lambda step: (step not in self._ahead, nth.get(step, -1), step))
+        first = min(self._saved, default=math.inf)
+        own = (step for step in steps if step in nth or step in self._ahead or step < first)
+        return sorted(own, key=lambda step: (step not in self._ahead, nth.get(step, -1), step))
 
     def _drained(self, step: int, drain: Future[None]) -> None:
         try:

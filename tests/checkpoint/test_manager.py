@@ -154,6 +154,17 @@ def test_what_is_saved_after_going_back_stays_and_older_steps_ahead_of_it_go(tmp
         manager.save(300, state(0.0))
 
 
+def test_a_run_that_restored_nothing_removes_no_steps_ahead_of_its_own(tmp_path: Path) -> None:
+    """As one that is begun anew in the directory of another."""
+    manager = CheckpointManager(tmp_path, keep_last=None)
+    for step in (1, 100, 200):
+        manager.save(step, state(step))
+    manager = CheckpointManager(tmp_path, keep_last=2)
+    for step in (10, 20, 30):
+        manager.save(step, state(-step))
+    assert manager.steps() == [20, 30, 100, 200]
+
+
 def test_saves_go_on_after_going_back_within_a_run(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep_last=3, save_every_steps=10)
     for step in range(10, 51, 10):
