@@ -14,6 +14,7 @@ from checkpoint.frameworks.flat import FlatPart, describe
 from checkpoint.frameworks.modules import ModuleGroup
 from checkpoint.frameworks.trees import like, plain
 from checkpoint.frameworks.values import LocalTensor, Rows
+from checkpoint.frameworks.wrapped import check_state_is_here
 
 # Not hyperparameters: the parameters themselves, and PyTorch's own record of their names.
 _NOT_HYPERPARAMETERS = {"params", "param_names"}
@@ -48,6 +49,8 @@ class OptimizerGroup:
     identity, so the order of parameters is free. Where the optimizer's parameters come from several modules
     of the state, the module's group name comes first.
 
+    State that belongs to no parameter is stored among the plain values, under its own key.
+
     After loading, the optimizer's state is the stored one and nothing else: a parameter that had no state when
     it was saved has none.
 
@@ -62,8 +65,9 @@ class OptimizerGroup:
         """Match parameters to modules.
 
         Raises:
-            StateError: If a parameter is in no module of the state.
+            StateError: If a parameter is in no module of the state, or state is kept where it would be lost.
         """
+        check_state_is_here(name, optimizer)
         self.name = name
         self._optimizer = optimizer
         owners = {at: (module.name, held) for module in modules for at, held in module.held.items()}
@@ -109,7 +113,11 @@ class OptimizerGroup:
         return found
 
     def objects(self) -> dict[str, object]:
-        """Optimizer class, parameter groups with names for parameters, and state that is not a tensor."""
+        """Optimizer class, parameter groups with names for parameters, and state that is not a tensor.
+
+        Raises:
+            StateError: If state is of a kind that cannot be saved; names it.
+        """
         groups: list[dict[str, object]] = []
         rest: dict[str, dict[str, object]] = {}
         for index, members in enumerate(self._groups):
@@ -124,7 +132,14 @@ class OptimizerGroup:
                 first = param.names[0]
                 if items := _plain_items(f"{self.name}.state.{first}", self._state_of(param)):
                     rest[first] = items
-        return {"class": type(self._optimizer).__name__, "param_groups": groups, "state": rest}
+        objects: dict[str, object] = {
+            "class": type(self._optimizer).__name__,
+            "param_groups": groups,
+            "state": rest,
+        }
+        shared = self._shared_state()
+        # Only where there is some: the objects of other optimizers stay as they were.
+        return {**objects, "shared": shared} if shared else objects
 
     def targets(self, rows: Rows, stored: Mapping[str, Any], *, strict: bool) -> list[LocalTensor]:
         """A destination for every stored tensor of a live parameter or group.
@@ -186,6 +201,7 @@ class OptimizerGroup:
                 self._optimizer.state[tensor] = items
             else:
                 self._optimizer.state.pop(tensor, None)
+        self._apply_shared(stored.get("shared", {}))
         for live, hyperparameters in zip(self._optimizer.param_groups, groups, strict=False):
             live.update({key: like(live.get(key), value) for key, value in hyperparameters.items()})
 
@@ -218,6 +234,31 @@ class OptimizerGroup:
                     f"{self.name}: state {key!r} of {param.names[0]} must be a name without a dot"
                 )
         return state
+
+    def _shared_state(self) -> dict[object, object]:
+        """A copy of the state that belongs to no parameter, by its key."""
+        own = {param for group in self._optimizer.param_groups for param in group["params"]}
+        state: dict[Any, Any] = self._optimizer.state
+        shared: dict[object, object] = {}
+        for key, value in state.items():
+            if isinstance(key, torch.Tensor):
+                if key not in own:
+                    raise StateError(
+                        f"{self.name}: there is state of a tensor of shape {list(key.shape)} that is in no parameter "
+                        "group; delete it from optimizer.state, or add the parameter to a group"
+                    )
+                continue
+            path = f"{self.name}.state[{key!r}]"
+            shared[plain(f"{path} (its key)", key)] = plain(path, value)
+        return shared
+
+    def _apply_shared(self, stored: Mapping[Any, Any]) -> None:
+        """Replace the state that belongs to no parameter by the stored one."""
+        state: dict[Any, Any] = self._optimizer.state
+        for key in [key for key in state if not isinstance(key, torch.Tensor) and key not in stored]:
+            del state[key]
+        for key, value in stored.items():
+            state[key] = like(state.get(key), value)
 
     def _local(self, key: str, value: torch.Tensor, param: _Param) -> LocalTensor:
         """Describe a state tensor, unless it is a bare shard that claims to be global."""
