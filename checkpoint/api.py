@@ -17,7 +17,7 @@ from checkpoint.engine.match import DtypePolicy, LoadOptions
 from checkpoint.engine.options import SaveOptions
 from checkpoint.engine.save import Saver
 from checkpoint.frameworks.state import capture, finish, targets
-from checkpoint.frameworks.values import LocalTensor, Stored
+from checkpoint.frameworks.values import Leeway, LocalTensor, Stored
 from checkpoint.handle import SaveHandle, SaveReport
 from storage import Store
 
@@ -144,6 +144,8 @@ def load(
         allow_unexpected: Groups, or patterns of ``group/key``, that the state may lack although ``strict``.
         dtype_policy: ``"same"`` refuses tensors of another element type, ``"widen"`` accepts floating-point types whose
             every value the state's type can hold, ``"convert"`` any floating-point type, rounding to nearest.
+            Optimizer state that does not exist yet gets the type of its parameter where that is allowed, else the
+            stored one.
         verify: Check the digest of everything that is read.
         storage_options: Passed to the storage driver of a remote URL.
         process_group: The ranks that load together; all ranks by default. Only its store is used.
@@ -166,9 +168,10 @@ def load(
         verify=verify,
         timeout_s=timeout_s,
     )
+    leeway = Leeway(strict=strict, may_become=options.may_become)
 
     def find(stored: Stored) -> Sequence[LocalTensor]:
-        return targets(state, stored, strict=strict)
+        return targets(state, stored, leeway)
 
     def apply(
         stored: Stored, found: Sequence[LocalTensor], rank_objects: Mapping[str, object] | None

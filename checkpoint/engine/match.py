@@ -54,6 +54,14 @@ class LoadOptions:
         """
         check_dtype_policy(self.dtype_policy)
 
+    def may_become(self, stored: torch.dtype, live: torch.dtype) -> bool:
+        """Whether ``dtype_policy`` allows to load what is stored in one element type into another."""
+        if stored == live:
+            return True
+        if self.dtype_policy == "same" or not (stored.is_floating_point and live.is_floating_point):
+            return False
+        return self.dtype_policy == "convert" or _holds_all(live, stored)
+
 
 def check_dtype_policy(policy: str) -> None:
     """Check that a policy is one of ``DTYPE_POLICIES``.
@@ -131,7 +139,7 @@ def match(
         dtype, shape = view.tensors[tensor.group, tensor.key]
         if tuple(tensor.shape) != shape:
             problems.append(f"{name} is {list(tensor.shape)}, stored {list(shape)}")
-        elif not _may_become(dtype, tensor.dtype, options.dtype_policy):
+        elif not options.may_become(dtype, tensor.dtype):
             problems.append(f"{name} is {tensor.dtype}, stored {dtype}")
         if tensor.dtype != dtype:
             found.converted.append(name)
@@ -223,14 +231,6 @@ def named(names: Sequence[str]) -> str:
 
 def _any_fits(patterns: Sequence[str], group: str, key: str) -> bool:
     return any(fits(pattern, group, key) for pattern in patterns)
-
-
-def _may_become(stored: torch.dtype, live: torch.dtype, policy: DtypePolicy) -> bool:
-    if stored == live:
-        return True
-    if policy == "same" or not (stored.is_floating_point and live.is_floating_point):
-        return False
-    return policy == "convert" or _holds_all(live, stored)
 
 
 def _holds_all(wide: torch.dtype, narrow: torch.dtype) -> bool:

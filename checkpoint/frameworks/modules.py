@@ -16,7 +16,7 @@ from checkpoint.errors import MismatchError, StateError
 from checkpoint.frameworks import fsdp1
 from checkpoint.frameworks.flat import Held, describe
 from checkpoint.frameworks.trees import plain
-from checkpoint.frameworks.values import LocalTensor, Rows
+from checkpoint.frameworks.values import Leeway, LocalTensor, Rows
 
 # Path segments that torch.compile, activation checkpointing and FSDP1 insert.
 _WRAPPER_SEGMENTS = {"_orig_mod", "_checkpoint_wrapped_module", fsdp1.WRAPPER_SEGMENT}
@@ -116,7 +116,7 @@ class ModuleGroup:
         extra = {key: plain(f"{self.name}.{key}", value) for key, (_, value) in self._extra.items()}
         return {"aliases": aliases, "extra": extra}
 
-    def targets(self, rows: Rows, stored: Mapping[str, Any], *, strict: bool) -> list[LocalTensor]:
+    def targets(self, rows: Rows, stored: Mapping[str, Any], leeway: Leeway) -> list[LocalTensor]:
         """The live tensors, each under that of its names which is stored.
 
         Raises:
@@ -126,14 +126,14 @@ class ModuleGroup:
         found = []
         for at, one in ((at, one) for at, held in self.held.items() for one in held):
             key = next((name for name in one.names if name in rows), one.names[0])
-            if strict and key not in rows and key in stored["aliases"]:
+            if leeway.strict and key not in rows and key in stored["aliases"]:
                 raise MismatchError(
                     f"{self.name}: {key} is tied to {stored['aliases'][key]} in the checkpoint but not in the "
                     "module; tie them before loading, or load with strict=False"
                 )
             found.append(describe(self.name, key, self._memory[at], one.part))
         differing = sorted(self._extra.keys() ^ stored["extra"].keys())
-        if strict and differing:
+        if leeway.strict and differing:
             where = "checkpoint" if differing[0] in self._extra else "module"
             raise MismatchError(f"{self.name}: extra state {differing[0]} is missing in the {where}")
         return found

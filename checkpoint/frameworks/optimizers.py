@@ -13,7 +13,7 @@ from checkpoint.errors import MismatchError, StateError, UnsupportedLayout
 from checkpoint.frameworks.flat import FlatPart, describe
 from checkpoint.frameworks.modules import ModuleGroup
 from checkpoint.frameworks.trees import like, plain
-from checkpoint.frameworks.values import LocalTensor, Rows
+from checkpoint.frameworks.values import Leeway, LocalTensor, Rows
 from checkpoint.frameworks.wrapped import check_state_is_here
 
 # Not hyperparameters: the parameters themselves, and PyTorch's own record of their names.
@@ -141,19 +141,20 @@ class OptimizerGroup:
         # Only where there is some: the objects of other optimizers stay as they were.
         return {**objects, "shared": shared} if shared else objects
 
-    def targets(self, rows: Rows, stored: Mapping[str, Any], *, strict: bool) -> list[LocalTensor]:
+    def targets(self, rows: Rows, stored: Mapping[str, Any], leeway: Leeway) -> list[LocalTensor]:
         """A destination for every stored tensor of a live parameter or group.
 
         A live state tensor is used where there is one. Otherwise one is allocated, not yet visible to the
         optimizer: of the parameter's shape, it is laid out like the parameter; of another shape, it is a
         replica on the parameter's mesh; "step" is a plain tensor, on the CPU unless the optimizer wants it
-        with the parameter (``capturable``, ``fused``).
+        with the parameter (``capturable``, ``fused``). It has the element type that ``Optimizer.load_state_dict`` would
+        give it, that of the parameter, where the leeway allows to convert what is stored, and else the stored one.
 
         Raises:
-            MismatchError: If ``strict`` and the class of the optimizer or the parameters of a group differ, or if
+            MismatchError: If strict and the class of the optimizer or the parameters of a group differ, or if
                 state cannot be flattened as its parameter is.
         """
-        if strict:
+        if leeway.strict:
             self._check_groups(stored)
         by_name = self._by_stored_name(stored)
         found = []
@@ -174,7 +175,9 @@ class OptimizerGroup:
                     at = id(param.tensor), item if shape else key
                     live = fresh.get(at)
                     if live is None:
-                        live = fresh[at] = _allocate(param, item, dtype, shape)
+                        live = fresh[at] = _allocate(
+                            param, item, _dtype(param, item, dtype, shape, leeway), shape
+                        )
                 found.append(self._local(key, live, param))
             elif section == "param_groups" and name.isdecimal() and int(name) < len(self._groups):
                 live = self._optimizer.param_groups[int(name)].get(item)
@@ -322,6 +325,20 @@ def _plain_items(path: str, items: Mapping[str, Any]) -> dict[str, object]:
         for key, value in items.items()
         if not isinstance(value, torch.Tensor)
     }
+
+
+def _dtype(
+    param: _Param, item: str, stored: torch.dtype, shape: tuple[int, ...], leeway: Leeway
+) -> torch.dtype:
+    """The element type of a new state tensor.
+
+    Counts and other scalars keep theirs: optimizers make them float32, whatever the parameter is.
+    """
+    own = param.tensor.dtype
+    is_scalar = item == "step" or (not shape and param.tensor.ndim > 0)
+    if is_scalar or not (own.is_floating_point and stored.is_floating_point):
+        return stored
+    return own if leeway.may_become(stored, own) else stored
 
 
 def _allocate(param: _Param, item: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

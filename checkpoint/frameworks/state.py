@@ -19,9 +19,17 @@ from checkpoint.frameworks.modules import ModuleGroup
 from checkpoint.frameworks.optimizers import OptimizerGroup
 from checkpoint.frameworks.rng import capture_rng, restore_rng
 from checkpoint.frameworks.trees import TreeGroup, plain
-from checkpoint.frameworks.values import CapturedState, Group, LocalTensor, Rows, Stored
+from checkpoint.frameworks.values import (
+    NO_LEEWAY,
+    CapturedState,
+    Group,
+    Leeway,
+    LocalTensor,
+    Rows,
+    Stored,
+)
 
-__all__ = ["CapturedState", "LocalTensor", "Stored", "capture", "finish", "targets"]
+__all__ = ["CapturedState", "Leeway", "LocalTensor", "Stored", "capture", "finish", "targets"]
 
 
 @runtime_checkable
@@ -54,7 +62,7 @@ class StatefulGroup:
         """A copy of its state."""
         return {"value": plain(self.name, self._value.state_dict())}
 
-    def targets(self, rows: Rows, stored: Mapping[str, Any], *, strict: bool) -> list[LocalTensor]:
+    def targets(self, rows: Rows, stored: Mapping[str, Any], leeway: Leeway) -> list[LocalTensor]:
         """None: its state is plain values."""
         return []
 
@@ -80,7 +88,7 @@ def capture(state: Mapping[str, object]) -> CapturedState:
     return CapturedState(tensors=_sorted(tensors), objects=objects, rank_objects={"rng": capture_rng()})
 
 
-def targets(state: Mapping[str, object], stored: Stored, *, strict: bool = True) -> list[LocalTensor]:
+def targets(state: Mapping[str, object], stored: Stored, leeway: Leeway = NO_LEEWAY) -> list[LocalTensor]:
     """Where the stored tensors go, without changing anything live.
 
     Optimizer state that does not exist yet is allocated from the stored rows; no step is taken. The list holds
@@ -91,13 +99,13 @@ def targets(state: Mapping[str, object], stored: Stored, *, strict: bool = True)
     Args:
         state: As for :func:`capture`; groups may be fewer than the stored ones.
         stored: The checkpoint.
-        strict: Refuse objects that do not fit; otherwise load what does.
+        leeway: How far the two may differ.
 
     Returns:
         Sorted by (group, key).
 
     Raises:
-        MismatchError: If a group is not stored or of another kind, or (when ``strict``) its objects differ.
+        MismatchError: If a group is not stored or of another kind, or (when strict) its objects differ.
         StateError: As for :func:`capture`.
     """
     rows: dict[str, dict[str, Any]] = {}
@@ -105,7 +113,7 @@ def targets(state: Mapping[str, object], stored: Stored, *, strict: bool = True)
         rows.setdefault(name, {})[key] = row
     found: list[LocalTensor] = []
     for name, group in _groups(state).items():
-        found += group.targets(rows.get(name, {}), _stored_objects(stored, name, group), strict=strict)
+        found += group.targets(rows.get(name, {}), _stored_objects(stored, name, group), leeway)
     return _sorted(found)
 
 

@@ -10,7 +10,7 @@ import torch
 from checkpoint.errors import MismatchError, StateError
 from checkpoint.frameworks.layout import range_boxes
 from checkpoint.frameworks.shards import FlatShard
-from checkpoint.frameworks.values import LocalTensor, Rows
+from checkpoint.frameworks.values import Leeway, LocalTensor, Rows
 
 Tree: TypeAlias = dict[Any, Any] | list[Any]
 
@@ -86,14 +86,14 @@ class TreeGroup:
         """The tree without its tensors."""
         return {"value": plain(self.name, _without_tensors(self.value))}
 
-    def targets(self, rows: Rows, stored: Mapping[str, object], *, strict: bool) -> list[LocalTensor]:
+    def targets(self, rows: Rows, stored: Mapping[str, object], leeway: Leeway) -> list[LocalTensor]:
         """The live tensors of the tree.
 
         Raises:
             MismatchError: If the tree and the stored one differ in structure, or, when ``strict``, if a live
                 leaf has no stored value.
         """
-        _check_merge(self.name, self.value, stored["value"], strict=strict)
+        _check_merge(self.name, self.value, stored["value"], strict=leeway.strict)
         return self.tensors()
 
     def apply(self, stored: Mapping[str, object], targets: list[LocalTensor]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import torch
 
@@ -75,6 +76,22 @@ class CapturedState:
     rank_objects: dict[str, object]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leeway:
+    """How far a checkpoint may differ from the state that it is loaded into.
+
+    Attributes:
+        strict: Refuse objects that do not fit; otherwise load what does.
+        may_become: Whether what is stored in one element type, the first, may be loaded into another.
+    """
+
+    strict: bool = True
+    may_become: Callable[[torch.dtype, torch.dtype], bool] = operator.eq
+
+
+NO_LEEWAY: Final = Leeway()
+
+
 class Stored(Protocol):
     """What restoring needs to know of a checkpoint before any payload is read.
 
@@ -112,7 +129,7 @@ class Group(Protocol):
         """A private copy of everything that is not a tensor."""
         ...
 
-    def targets(self, rows: Rows, stored: Mapping[str, object], *, strict: bool) -> list[LocalTensor]:
+    def targets(self, rows: Rows, stored: Mapping[str, object], leeway: Leeway) -> list[LocalTensor]:
         """Where the stored tensors go, given the group's stored tensors and objects.
 
         Raises:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, NAdam, Optimizer
 
 import checkpoint
+from checkpoint.engine.match import DtypePolicy
 from checkpoint.errors import StateError
 from checkpoint.frameworks.state import capture
 from tests.distributed import run_distributed
@@ -154,3 +155,54 @@ def test_the_state_that_zero_redundancy_optimizer_shards_is_refused_with_what_to
         assert "ZeroRedundancyOptimizer keeps state in another optimizer, its 'optim'" in message
         assert "fully_shard" in message
         assert "flat_shards()" in message
+
+
+def stepped(cls: type[Optimizer], dtype: torch.dtype, steps: int = 1) -> dict[str, Any]:
+    model = nn.Linear(2, 2, dtype=dtype)
+    optimizer = cls(model.parameters())  # type: ignore[call-arg]
+    for _ in range(steps):
+        model(torch.ones(1, 2, dtype=dtype)).sum().backward()
+        optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize("cls", [AdamW, NAdam, Adafactor])
+@pytest.mark.parametrize(
+    ("stored", "live", "policy"),
+    [
+        (torch.float32, torch.bfloat16, "convert"),
+        (torch.bfloat16, torch.float32, "convert"),
+        (torch.bfloat16, torch.float32, "widen"),
+    ],
+)
+def test_new_state_is_converted_as_torch_does_where_the_policy_allows_it(
+    tmp_path: Path, cls: type[Optimizer], stored: torch.dtype, live: torch.dtype, policy: DtypePolicy
+) -> None:
+    saved = stepped(cls, stored)
+    checkpoint.save(tmp_path / "c", saved)
+    resumed = stepped(cls, live, steps=0)
+    report = checkpoint.load(tmp_path / "c", resumed, dtype_policy=policy)
+    expected = cls(nn.Linear(2, 2, dtype=live).parameters())  # type: ignore[call-arg]
+    expected.load_state_dict(saved["optimizer"].state_dict())
+    for one, other in zip(resumed["optimizer"].state.values(), expected.state.values(), strict=True):
+        for key, value in one.items():
+            if value.ndim:
+                assert value.dtype == live
+                assert torch.equal(value, other[key])
+                assert any(name.endswith(f".{key}") for name in report.converted)
+            else:  # torch rounds `mu_product` of NAdam, too, which new optimizers have as float32
+                assert value.dtype == torch.float32
+    resumed["model"](torch.ones(1, 2, dtype=live)).sum().backward()
+    resumed["optimizer"].step()
+
+
+def test_new_state_keeps_the_stored_type_where_the_policy_allows_no_other(tmp_path: Path) -> None:
+    saved = stepped(AdamW, torch.bfloat16)
+    for state in saved["optimizer"].state.values():
+        state["exp_avg"] = state["exp_avg"].float()
+    checkpoint.save(tmp_path / "c", saved)
+    for policy in ("same", "widen"):
+        resumed = stepped(AdamW, torch.bfloat16, steps=0)
+        report = checkpoint.load(tmp_path / "c", resumed, dtype_policy=policy)  # type: ignore[arg-type]
+        assert not report.converted
+        assert resumed["optimizer"].state[resumed["model"].weight]["exp_avg"].dtype == torch.float32

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from checkpoint.boxes import Box, slices_within
 from checkpoint.errors import MismatchError, StateError, UnsupportedLayout
 from checkpoint.frameworks.rng import derive_rng
-from checkpoint.frameworks.state import capture, finish, targets
+from checkpoint.frameworks.state import Leeway, capture, finish, targets
 
 
 class Memory:
@@ -49,8 +49,8 @@ class Memory:
                 assert tuple(view.shape) == box.lengths
                 view.copy_(full[slices_within(box, Box.whole(target.shape))])
 
-    def load(self, state, **options):
-        found = targets(state, self, **options)
+    def load(self, state, **leeway):
+        found = targets(state, self, Leeway(**leeway))
         self.read(found)
         finish(state, self, found)
 
