@@ -49,7 +49,7 @@ def save(
         path: Directory or URL of the checkpoint, or an open store.
         state: Name to module, optimizer, object with ``state_dict`` and ``load_state_dict``, or nested dict or list
             of tensors and plain values. With an optimizer goes the module that owns its parameters.
-        step: Step number to note in the manifest.
+        step: Step number to note in the manifest, from 0.
         overwrite: Replace a committed checkpoint at ``path``; it stays readable until the new one is committed.
         storage_options: Passed to the storage driver of a remote URL.
         process_group: The ranks that save together; all ranks by default. Only its store is used, never a
@@ -60,7 +60,7 @@ def save(
             what none fits is not compressed. Lossless; loading needs no such argument, and may still read parts.
 
     Raises:
-        ValueError: ``compression`` is not a dict of patterns to codecs.
+        ValueError: ``step`` is no whole number from 0, or ``compression`` no dict of patterns to codecs.
         AlreadyCommitted: ``path`` holds a checkpoint and ``overwrite`` is False; it is untouched.
         StateError: Something in ``state`` cannot be saved; names it.
         RanksFailed: Some ranks failed; every rank raises it.

@@ -17,7 +17,7 @@ from checkpoint.api import DEFAULT_TIMEOUT_S, Place, as_store, session_of
 from checkpoint.api import load as load_checkpoint
 from checkpoint.compression import Compression, check_codecs
 from checkpoint.engine.match import DtypePolicy, check_dtype_policy
-from checkpoint.engine.options import SaveOptions
+from checkpoint.engine.options import SaveOptions, step_number
 from checkpoint.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -158,7 +158,11 @@ class CheckpointManager:
 
         Returns:
             The handle, on all ranks alike; None if it is not time.
+
+        Raises:
+            ValueError, CheckpointError: As :meth:`save`.
         """
+        step = step_number(step)
         if not self._schedule.due(step):
             if not self._prepared:
                 self._prepared = True
@@ -179,12 +183,16 @@ class CheckpointManager:
         """Save and return when it is committed; see ``checkpoint.save``.
 
         Args:
-            step: Steps done.
+            step: Steps done, from 0.
             state: As for ``checkpoint.save``.
             overwrite: Replace a committed checkpoint of that step. One that :meth:`restore` found damaged, or that was
                 ahead of the step it gave, is always replaced.
             metrics: For ``keep_best``; noted in the manifest. Those of rank 0 count.
             user_metadata: Plain values to note in the manifest.
+
+        Raises:
+            ValueError: ``step`` is no whole number from 0, or another argument is wrong.
+            CheckpointError: As ``checkpoint.save``.
         """
         return self._save(step, state, overwrite, metrics, user_metadata, background=False).result()
 
@@ -210,8 +218,7 @@ class CheckpointManager:
         *,
         background: bool,
     ) -> SaveHandle:
-        if step < 0:
-            raise ValueError(f"step is {step}: steps count from 0")
+        step = step_number(step)
         metadata = dict(user_metadata or {})
         if metrics is not None:
             if METRICS in metadata:
@@ -284,10 +291,11 @@ class CheckpointManager:
             The step, the same on all ranks; None if nothing is committed, and then the state is untouched.
 
         Raises:
-            ValueError: ``dtype_policy`` is none of the three.
+            ValueError: ``dtype_policy`` is none of the three, or ``step`` is no whole number from 0.
             CheckpointError: As ``checkpoint.load``; of the newest copy if all are damaged.
         """
         check_dtype_policy(dtype_policy)  # also where nothing is committed yet
+        step = None if step is None else step_number(step)
 
         def decide(_: list[bytes]) -> bytes:
             steps = self.steps()[::-1]

@@ -20,6 +20,7 @@ from checkpoint.format.manifest import (
     MANIFEST,
     Manifest,
     MetadataFile,
+    decode_manifest,
     encode_manifest,
     read_manifest,
 )
@@ -124,19 +125,26 @@ def _create_manifest(store: Store, manifest: Manifest, *, overwrite: bool) -> No
                 replaces=old.attempt,
                 user_metadata=manifest.user_metadata,
             )
-            store.write(MANIFEST, encode_manifest(replaced))
+            store.write(MANIFEST, _encoded(store, replaced))
             # Readers of the attempt replaced just now may still be at work; those of the one before had a whole
             # save to finish. Attempts of others are never touched.
             if old.replaces is not None:
                 remove_data(store, f"data/{old.replaces}")
             return
     try:
-        store.create(MANIFEST, encode_manifest(manifest))
+        store.create(MANIFEST, _encoded(store, manifest))
     except AlreadyExists:
         # Over a network our own success may come back as a loss: the attempt in the manifest tells.
         if read_manifest(store)[0].attempt != manifest.attempt:
             remove_data(store, f"data/{manifest.attempt}")
             raise already_committed(store) from None
+
+
+def _encoded(store: Store, manifest: Manifest) -> bytes:
+    """The bytes to commit, which a reader has taken: what cannot be read is never committed."""
+    data = encode_manifest(manifest)
+    decode_manifest(data, f"{store.url}/{MANIFEST}")
+    return data
 
 
 def remove_data(store: Store, path: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -16,6 +17,9 @@ from typer.testing import CliRunner
 
 import checkpoint
 from checkpoint.cli import app
+from checkpoint.engine.commit import Attempt, commit
+from checkpoint.engine.metadata import TableEncoder
+from checkpoint.engine.votes import encode_vote
 from checkpoint.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -26,6 +30,8 @@ from checkpoint.errors import (
     UnsupportedVersion,
 )
 from checkpoint.format.digest import digest_hex
+from checkpoint.format.objects import encode_objects
+from checkpoint.planner import describe, make_plan
 from checkpoint.stored import StoredCheckpoint
 from checkpoint.verify import verify
 from storage import Store
@@ -40,6 +46,45 @@ def model(width: int = 5) -> nn.Module:
 def saved(tmp_path: Path) -> Path:
     checkpoint.save(tmp_path / "c", {"model": model(), "extra": {"note": "x"}}, step=1)
     return tmp_path / "c"
+
+
+@pytest.mark.parametrize("step", [5, np.int64(5), np.array(5), torch.tensor(5), torch.tensor([5])])
+def test_whatever_is_a_whole_number_is_a_step(tmp_path: Path, step: Any) -> None:
+    assert type(checkpoint.save(tmp_path / "c", {"extra": {"n": 1}}, step=step).step) is int
+    assert StoredCheckpoint.open(Store(tmp_path / "c")).manifest.step == 5
+    manager = checkpoint.CheckpointManager(tmp_path / "run")
+    manager.save(step, {"extra": {"n": 1}})
+    assert manager.restore({"extra": {"n": 1}}, step=step) == 5
+
+
+@pytest.mark.parametrize(
+    "step",
+    [-1, 5.0, "5", True, np.bool_(True), torch.tensor(True), torch.tensor(5.0), np.array([1, 2]), 10**18],
+)
+def test_what_is_no_step_is_refused_before_anything_is_written(tmp_path: Path, step: Any) -> None:
+    manager = checkpoint.CheckpointManager(tmp_path)
+    calls: list[Callable[[], object]] = [
+        lambda: checkpoint.save(tmp_path / "c", {"extra": {"n": 1}}, step=step),
+        lambda: checkpoint.async_save(tmp_path / "c", {"extra": {"n": 1}}, step=step),
+        lambda: manager.save(step, {"extra": {"n": 1}}),
+        lambda: manager.async_save(step, {"extra": {"n": 1}}),
+        lambda: manager.save_if_due(step, {"extra": {"n": 1}}),
+        lambda: manager.restore({"extra": {"n": 1}}, step=step),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^step is .*: give a whole number from 0 to"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_no_reader_would_take_is_never_committed() -> None:
+    """Whatever checks arguments further up."""
+    store = Store("memory://unreadable")
+    attempt = Attempt(attempt="0" * 32, run_id="1" * 32, step=-1, overwrite=False, user_metadata={})
+    tables = TableEncoder(make_plan([describe([])]))
+    with pytest.raises(FormatError, match="step -1 is not a whole number"):
+        commit(store, attempt, tables, encode_objects({}, ""), [encode_vote([], {})])
+    assert not store.exists("manifest.json")
 
 
 def payload(saved: Path) -> Path:
