@@ -93,12 +93,14 @@ class IndexSource:
             order["generator"] = pack_generator(self._drawing.generator)
         return order
 
-    def restore(self, order: Mapping[str, Any]) -> None:
-        """Inverse of `order`, for one of the same keys."""
-        if self._counting is not None:
-            self._counting.set_epoch(number(order, "epoch"))
+    def restore(self, order: Mapping[str, Any], state: Any = None) -> None:
+        """Inverse of `order`, for one of the same keys; of a sampler with a state of its own, that state."""
         if self._drawing is not None and self._drawing.generator is not None:
             unpack_generator(self._drawing.generator, order["generator"])
+        if self._counting is not None:
+            self._counting.set_epoch(number(order, "epoch"))
+        if state is not None:
+            self.sampler.load_state_dict(state)
 
     def shared(self, drawn: int, length: int | None) -> int:
         """What another number of ranks has drawn of a dataset, without what it gave twice to make its ranks even."""
@@ -164,7 +166,8 @@ class Indices(Iterator[Task]):
     Args:
         source: the sampler.
         seed: of the epoch, if the sampler needs one.
-        place: where to go on, as `to_json` gave it, ``drawn`` being this rank's part; None for a whole epoch.
+        place: where to go on, as `to_json` gave it, ``drawn`` being this rank's part; between epochs, the sampler is
+            there already. None for a whole epoch.
         turns: tasks that pass a worker's turn, to put first.
 
     Raises:
@@ -240,7 +243,7 @@ class Indices(Iterator[Task]):
     def _go_to(self, place: Mapping[str, Any] | None, *, draws: bool) -> Drawn:
         sampler = self._source.sampler
         state, iterator_state = (place["sampler"], place["iterator"]) if place is not None else (None, None)
-        if state is not None:
+        if state is not None and place is not None and place["inside"]:
             sampler.load_state_dict(state)
         self._iterator = iter(sampler)
         if iterator_state is not None:

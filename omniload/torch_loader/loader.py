@@ -184,10 +184,8 @@ class DatasetLoader(torch_data.DataLoader[T_co]):
             return super().__iter__()
         place = None if self._loaded is None else self._loaded[1]
         epoch = self._next_epoch if place is None else place["epoch"]
-        if self._uses_set_epoch and place is not None:
+        if self._uses_set_epoch and place is not None and place["inside"]:
             self._forward_epoch(epoch)
-        if self._source is not None and place is not None and not place["inside"]:
-            self._source.restore(place["order"])
         # Numbers are drawn from the user's generator as torch draws them: the workers' seed, then the sampler's.
         generator = self._worker_generator(epoch, place) if self._engine is None else None
         work: MapWork | IterableWork
@@ -243,12 +241,14 @@ class DatasetLoader(torch_data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Number the next epoch, for the order of ``shuffle`` and for samplers and datasets with ``set_epoch``.
 
-        While a loaded state waits to be gone on from, its own epoch stands.
+        While a state from the middle of an epoch waits to be gone on from, its own epoch stands.
         """
         self._uses_set_epoch = True
-        if self._loaded is None:
+        if self._loaded is None or not self._loaded[1]["inside"]:
             self._next_epoch = epoch
             self._forward_epoch(epoch)
+            for saved in self._loaded or ():
+                saved |= {"epoch": epoch, "uses_set_epoch": True}
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop stands; JSON-serialisable if the states of dataset and sampler are.
@@ -283,10 +283,28 @@ class DatasetLoader(torch_data.DataLoader[T_co]):
         """
         raw = copy.deepcopy(dict(state))
         place = self._check(raw)
+        self._reading.settle(None)
+        if not raw["inside"]:
+            self._restore_between_epochs(place)
         self._loaded = raw, place
         self._seed = raw["seed"]
         self._uses_set_epoch = raw["uses_set_epoch"]
         self._pass, self._inside, self._engine = None, False, None
+
+    def _restore_between_epochs(self, place: Mapping[str, Any]) -> None:
+        """Put what lives in this process where it stood: what users set from now on holds for the next epoch."""
+        if self._source is not None:
+            self._source.restore(place["order"], place["sampler"])
+        if not self.num_workers:
+            self._restore_dataset(place["places"][0])
+        if place["uses_set_epoch"]:
+            self._forward_epoch(place["epoch"])
+
+    def _restore_dataset(self, place: Any) -> None:
+        if self._source is None:
+            self._reading.settle(place)
+        elif place is not None:
+            self.dataset.load_state_dict(place)  # type: ignore[attr-defined]  # it had one when the state was saved
 
     def _check(self, state: dict[str, Any]) -> dict[str, Any]:
         """The place that a state is for this loader."""

@@ -108,9 +108,9 @@ def begin_map(
     """
     places: Sequence[Any] = () if place is None else place["places"]
     work = MapWork(loader.dataset, loader.collate_fn, batched=loader.batch_sampler is not None, places=places)
-    if not loader.num_workers:
-        work.restore(0)
-    if place is not None and place["inside"]:
+    if place is not None and place["inside"]:  # between epochs it was restored when the state was loaded
+        if not loader.num_workers:
+            work.restore(0)
         source.restore(place["order"])
     order = source.order()
     # Each worker's dataset goes on where it was, so the turns of those before it are passed.

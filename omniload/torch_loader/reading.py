@@ -30,6 +30,7 @@ class Reading:
         self.dataset = dataset
         self._iterator: Any = None
         self._given: tuple[Any] | None = None  # the dataset's state before it was iterated first
+        self._settled = False
         self._restored = False
         self._after_first: Any = None  # its state after the first sample that it gave then
 
@@ -50,6 +51,18 @@ class Reading:
         self._iterator = samples = iter(self.dataset)
         return samples
 
+    def settle(self, place: WorkerPlace | None) -> None:
+        """Put the dataset where it stood between epochs, before `restore`, so that users may change it until then.
+
+        Raises:
+            StateError: it has no state any more.
+        """
+        self._settled = False
+        if place is not None and place["dataset"] is not None:
+            self._note_given()
+            _load(self.dataset, place["dataset"])
+            self._settled = True
+
     def restore(self, place: WorkerPlace) -> Iterator[Any]:
         """The samples that are left of the epoch at a place, or those of the next one.
 
@@ -60,7 +73,9 @@ class Reading:
         has_state = place["dataset"] is not None or place["iterator"] is not None
         if place["dataset"] is not None:
             self._restored = True
-            _load(self.dataset, place["dataset"])
+            if not self._settled:
+                _load(self.dataset, place["dataset"])
+        self._settled = False
         samples: Iterator[Any] = iter(self.dataset)
         self._iterator = samples
         if place["iterator"] is not None:
