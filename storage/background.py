@@ -8,14 +8,20 @@ that aborts the process: "terminate called without an active exception".
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  has to ask for its place at the exit before this module does, see below
+import functools
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Final
+from concurrent.futures import Executor, Future
+from queue import Empty, SimpleQueue
+from typing import Any, Final, ParamSpec, TypeVar
 
-__all__ = ["BackgroundThread"]
+__all__ = ["BackgroundPool", "BackgroundThread"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 EXIT_WAIT_S: Final = 10.0
 """Longest wait for a thread when the process ends. What takes longer probably hangs, and must not hold the process."""
@@ -54,6 +60,95 @@ class BackgroundThread(threading.Thread):
             super().run()
         finally:
             self.ask_to_end = None  # and let go of what it belongs to
+
+
+class BackgroundPool(Executor):
+    """Runs calls in background threads: as ``ThreadPoolExecutor``, but one that hangs does not hold the process up.
+
+    Its threads live until `shutdown`, or until the process ends.
+
+    Args:
+        max_threads: Calls that run at once.
+        name: Of the threads.
+    """
+
+    def __init__(self, max_threads: int, *, name: str) -> None:
+        self._max_threads = max_threads
+        self._name = name
+        self._lock = threading.Lock()
+        self._is_shut = False
+        self._threads: list[BackgroundThread] = []
+        self._idle = threading.Semaphore(0)
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a call when there is a thread for it.
+
+        Raises:
+            RuntimeError: The pool is shut down.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._is_shut:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._calls.put((future, functools.partial(fn, *args, **kwargs)))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_threads:
+                thread = BackgroundThread(self._run, name=self._name, ask_to_end=self._ask_to_end)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, and end the threads when they have done those there are.
+
+        Args:
+            wait: For that, but for no thread longer than `EXIT_WAIT_S`.
+            cancel_futures: Do none that has not begun.
+        """
+        with self._lock:
+            self._is_shut = True
+            if cancel_futures:
+                self._cancel()
+            for _ in self._threads:
+                self._calls.put(None)
+        for thread in self._threads if wait else ():
+            thread.join(EXIT_WAIT_S)
+
+    def _ask_to_end(self) -> None:
+        self.shutdown(wait=False, cancel_futures=True)
+
+    def _cancel(self) -> None:
+        while True:
+            try:
+                item = self._calls.get_nowait()
+            except Empty:
+                return
+            if item is not None:
+                item[0].cancel()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._calls.get_nowait()
+            except Empty:
+                self._idle.release()
+                item = self._calls.get()
+            if item is None:
+                return
+            _do(*item)
+            del item  # with what it holds on to, while the next is waited for
+
+
+def _do(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+        del future  # which holds the error, whose frames hold it
+    else:
+        future.set_result(result)
 
 
 def _end_all() -> None:

@@ -6,10 +6,11 @@ Leaf calls only: nothing that runs here may itself wait for these threads.
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from storage.background import BackgroundPool
 from storage.errors import Stalled
 
 __all__ = ["NUM_THREADS", "STALL_TIMEOUT_S", "Group", "run_all"]
@@ -21,7 +22,7 @@ STALL_TIMEOUT_S: Final = 300.0
 """Longest wait for any part of an operation to finish. A part is a few MiB or a few remote requests."""
 
 _lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
+_pool: BackgroundPool | None = None
 
 
 class Group:
@@ -116,7 +117,7 @@ def _submit(call: Callable[[], None]) -> "Future[None]":
     global _pool
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="storage")
+            _pool = BackgroundPool(NUM_THREADS, name="storage")
         return _pool.submit(call)
 
 

@@ -7,7 +7,6 @@ for them, as in a run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from omniload.forecasting.epoch_size import EpochSize
@@ -18,6 +17,7 @@ from omniload.planner import Plan, Planner, StreamState
 from omniload.runtime.feed import SourceFeed
 from omniload.runtime.inline import MAX_READERS
 from omniload.samples.tokenize import Tokenizer
+from storage.background import BackgroundPool
 
 
 class DryRun:
@@ -42,9 +42,7 @@ class DryRun:
         """One for each source, in the order of `Mixture.names`."""
         self.sizes = [EpochSize(loader.source, mixture) for loader in self.loaders]
         """How long a pass over each is."""
-        self._pool = ThreadPoolExecutor(
-            min(MAX_READERS, len(self.loaders)), thread_name_prefix="omniload-dry"
-        )
+        self._pool = BackgroundPool(min(MAX_READERS, len(self.loaders)), name="omniload-dry")
         self._feeds = [
             SourceFeed(loader.name, mixture.sources[loader.name], [loader], self._pool, timeout_s=timeout_s)
             for loader in self.loaders

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
 
-from omniload.errors import LoaderTimeout
+from omniload.errors import LoaderStopped, LoaderTimeout
 from omniload.mixture import SourceSpec
 from omniload.pieces import Cursor, SampleChunk
 from omniload.runtime.chaos import SourceChaos
@@ -22,6 +22,8 @@ CHUNK_SAMPLES = 8192
 it may be a whole window, so that the next one is decoded while the planner uses this one."""
 
 
+_LOOK_S = 0.1
+"""How often who waits for a read looks whether it is to end."""
 _RETRY_S = 0.05
 _LAST_WORD_S = 1.0
 """A read that gives up says more than who waits for it could, so it is given time to."""
@@ -120,6 +122,7 @@ class SourceFeed:
         self._chaos = chaos
         self._sharing = _Sharing.of(loaders, num_standbys)
         self._observer = observer
+        self._stopped = False
         self._ahead: tuple[Cursor, Future[SampleChunk]] | None = None
         self._read_by: OrderedDict[int, int] = OrderedDict()  # which loader, by block
         self.stale_answers = 0
@@ -132,24 +135,29 @@ class SourceFeed:
 
         Raises:
             LoaderTimeout: it did not come in time.
+            LoaderStopped: the feed was stopped.
             SourceError: the source cannot be read.
         """
         ahead, self._ahead = self._ahead, None
         future = ahead[1] if ahead and ahead[0] == cursor else self._pool.submit(self._read, cursor)
-        began_s = time.perf_counter()
-        try:
-            chunk = future.result(self._timeout_s + _LAST_WORD_S)
-        except TimeoutError:
-            if not future.done():
+        began_s, limit_s = time.perf_counter(), self._timeout_s + _LAST_WORD_S
+        while not _is_done(future, min(_LOOK_S, began_s + limit_s - time.perf_counter())):
+            if self._stopped:
+                raise LoaderStopped("the loader was closed")
+            if time.perf_counter() - began_s >= limit_s:
                 raise LoaderTimeout(
                     f"source '{self._name}': no samples within {self._timeout_s:g} s (epoch {cursor.epoch},"
                     f" window {cursor.window}, row {cursor.position}); raise timeout_s if its storage is that slow"
-                ) from None
-            chunk = future.result()  # done just now, or it raised a time-out of its own
+                )
+        chunk = future.result()
         self.waited_s += time.perf_counter() - began_s
         if self._spec.on_exhausted == "repeat" or chunk.end.epoch < self._spec.repeat:
             self._ahead = (chunk.end, self._pool.submit(self._read, chunk.end))
         return chunk
+
+    def stop(self) -> None:
+        """Let who waits for a read go; the read itself ends by itself."""
+        self._stopped = True
 
     @property
     def is_shared(self) -> bool:
@@ -219,6 +227,10 @@ class SourceFeed:
         lease = sharing.leases.move(cursor.epoch, cursor.window)
         if self._observer is not None:
             self._observer.lease_moved(self._name, cursor, lease, why)
+
+
+def _is_done(future: Future[SampleChunk], timeout_s: float) -> bool:
+    return bool(wait([future], max(0.0, timeout_s)).done)
 
 
 def _blocks(pieces: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
@@ -38,7 +37,7 @@ from omniload.runtime.feed import SourceFeed
 from omniload.runtime.options import Settings
 from omniload.runtime.steps import End, Ready, Step, bytes_of
 from omniload.samples.tokenize import Tokenizer
-from storage.background import BackgroundThread
+from storage.background import BackgroundPool, BackgroundThread
 
 MAX_READERS = 4
 """Threads that read sources; decoding and tokenising release the interpreter lock."""
@@ -89,7 +88,7 @@ class InlineRuntime:
         self._loaders = loaders
         self._lanes = lanes
         self._timeout_s = timeout_s
-        self._pool = ThreadPoolExecutor(min(MAX_READERS, len(loaders)), thread_name_prefix="omniload-read")
+        self._pool = BackgroundPool(min(MAX_READERS, len(loaders)), name="omniload-read")
         self._feeds = [
             SourceFeed(
                 name,
@@ -162,6 +161,8 @@ class InlineRuntime:
         self._ready.put(
             LoaderStopped("the loader was closed while a step was waited for; iterate again to go on")
         )
+        for feed in self._feeds:
+            feed.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
         for thread in self._threads:
             thread.join(self._timeout_s)

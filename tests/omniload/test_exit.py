@@ -38,3 +38,68 @@ def test_a_loader_that_nobody_closed_has_ended_its_threads_before_the_interprete
         ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert ended.stdout == "['omniload-plan', 'omniload-build'] []\n"
+
+
+HANGING = """
+import threading
+import torch.utils.data
+from omniload import DataLoader
+from omniload.errors import LoaderTimeout
+class Hanging(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, index):
+        if index >= 600:
+            threading.Event().wait()
+        return {"input_ids": [index] * 8}
+mixture = {
+    "seq_len": 8,
+    "packs": 1,
+    "shuffle": "none",
+    "execution": "inline",
+    "sources": {"a": {"dataset": Hanging(), "weight": 1}},
+}
+loader = DataLoader(mixture, timeout_s=TIMEOUT)
+"""
+
+
+def test_a_process_ends_after_a_read_that_hangs() -> None:
+    script = """
+try:
+    for step in loader:
+        pass
+except LoaderTimeout:
+    print("timed out")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGING.replace("TIMEOUT", "1") + script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "timed out\n")
+    assert "the process ends while these threads still run: omniload-read" in ended.stderr
+
+
+def test_a_loader_is_closed_at_once_whatever_time_a_read_may_still_take() -> None:
+    """As by a keyboard interrupt inside of a ``with`` block."""
+    script = """
+import signal
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.alarm(3)
+try:
+    with loader:
+        for step in loader:
+            pass
+except KeyboardInterrupt:
+    print("closed")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGING.replace("TIMEOUT", "3600") + script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "closed\n")

@@ -7,7 +7,9 @@ import sys
 import threading
 import weakref
 
-from storage.background import BackgroundThread
+import pytest
+
+from storage.background import BackgroundPool, BackgroundThread
 
 LAST = """
 import atexit, os, sys, threading, time
@@ -87,3 +89,69 @@ def test_a_thread_that_has_ended_holds_on_to_nothing() -> None:
     thread.join()
     del owner
     assert gone() is None
+
+
+def test_a_pool_does_calls_in_as_many_threads_as_it_may_have() -> None:
+    pool = BackgroundPool(3, name="pool")
+    together = threading.Barrier(3)
+    waiting = [pool.submit(together.wait, timeout=30) for _ in range(3)]
+    assert sorted(future.result(30) for future in waiting) == [0, 1, 2]
+    assert [pool.submit(pow, i, 2).result(30) for i in range(20)] == [i * i for i in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(divmod, 1, 0).result(30)
+    threads = [thread for thread in threading.enumerate() if thread.name == "pool"]
+    assert len(threads) == 3
+    pool.shutdown()
+    assert not any(thread.is_alive() for thread in threads)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        pool.submit(pow, 1, 1)
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_pool_that_is_shut_down_does_what_has_begun_and_the_rest_unless_that_is_cancelled(
+    cancels: bool,
+) -> None:
+    pool = BackgroundPool(1, name="pool")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run() -> str:
+        begun.set()
+        go_on.wait(30)
+        return "done"
+
+    first, second = pool.submit(run), pool.submit(str, 5)
+    assert begun.wait(30)
+    pool.shutdown(wait=False, cancel_futures=cancels)
+    go_on.set()
+    assert first.result(30) == "done"
+    if cancels:
+        assert second.cancelled()
+    else:
+        assert second.result(30) == "5"
+
+
+def test_a_pool_holds_on_to_no_call_that_is_done() -> None:
+    class Thing:
+        def do(self) -> None:
+            raise ValueError
+
+    pool, thing = BackgroundPool(1, name="pool"), Thing()
+    seen = weakref.ref(thing)
+    with pytest.raises(ValueError):
+        pool.submit(thing.do).result(30)
+    del thing
+    pool.submit(str).result(30)
+    pool.submit(str).result(30)
+    assert seen() is None
+    pool.shutdown()
+
+
+def test_a_call_that_hangs_in_a_pool_does_not_hold_the_process_up_for_ever() -> None:
+    ended = end(
+        """
+from storage.background import BackgroundPool
+BackgroundPool(2, name="reads").submit(threading.Event().wait)
+"""
+    )
+    assert ended.returncode == 0
+    assert ended.stderr == "the process ends while these threads still run: reads\n"

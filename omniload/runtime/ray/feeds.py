@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from omniload.runtime.ray.fleet import Fleet
 from omniload.runtime.ray.job import Job
 from omniload.runtime.ray.layout import Layout
 from omniload.runtime.ray.loaders import remote_loaders
+from storage.background import BackgroundPool
 
 READERS = 16
 """Reads that wait for loaders at once."""
@@ -63,7 +63,7 @@ class Feeds:
 
     def __init__(self, job: Job, fleet: Fleet) -> None:
         self._names, self._fleet, layout = job.mixture.names, fleet, fleet.layout
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="omniload-read")
+        self._pool = BackgroundPool(READERS, name="omniload-read")
         chaos = job.settings.chaos
         self._feeds = [
             SourceFeed(
@@ -112,4 +112,6 @@ class Feeds:
     def stop(self) -> None:
         """Begin no further reads."""
         self.stopped = True
+        for feed in self._feeds:
+            feed.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
