@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -64,6 +64,17 @@ PLANS_KEPT = 64
 
 Lane = dict[str, Any]
 """One microbatch: the tensors of `LaneArrays`, and its place in the step (see `MixtureLoader`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _At:
+    """Where a loader stands. Replaced as a whole, so that a signal handler never sees half of a move."""
+
+    stream: StreamState
+    """Before the step, or, where there is none, before the one to come."""
+    step: Step | None = None
+    yielded: int = 0
+    """Lanes of the step, or of the one to come, that were given out already."""
 
 
 class LanesDataset(IterableDataset[Lane]):
@@ -213,12 +224,9 @@ class MixtureLoader(DataLoader[Lane]):
         # Held while what follows moves: the state may be taken, and the loader closed, in another thread. It may be
         # taken again, for a signal's handler that takes the state runs in the thread that it interrupts.
         self._moving = threading.RLock()
-        self._state = StreamState.initial(len(self._mixture.names))
+        self._at = _At(stream=StreamState.initial(len(self._mixture.names)))
         # Beyond the steps asked for, those in the queue and one that waits to get in are planned, or being planned.
         self._log = DecisionLog(self._mixture.names, prefetch_steps + 2, self._moving)
-        self._step: Step | None = None
-        self._yielded = 0
-        self._to_skip = 0
         self._plans: OrderedDict[int, Plan] = OrderedDict()
         self._runtime: Runtime | None = None
         self._stall = Timing()
@@ -265,11 +273,11 @@ class MixtureLoader(DataLoader[Lane]):
         """This rank's lanes, from where the loader stands."""
         while True:
             with self._moving:
-                step, index = self._step, self._yielded
-                if step is not None and index < len(self._lanes):
-                    self._yielded += 1
-            if step is not None and index < len(self._lanes):
-                yield self._lane(step, index)
+                at = self._at
+                if gives := at.step is not None and at.yielded < len(self._lanes):
+                    self._at = replace(at, yielded=at.yielded + 1)
+            if at.step is not None and gives:
+                yield self._lane(at.step, at.yielded)
             elif not self._advance():
                 return
 
@@ -326,8 +334,8 @@ class MixtureLoader(DataLoader[Lane]):
 
     def ledger(self) -> Ledger:
         """Where the tokens of every source went, up to the last step begun."""
-        state = self._step.after if self._step else self._state
-        return Ledger.of(self._mixture, state)
+        at = self._at
+        return Ledger.of(self._mixture, at.step.after if at.step else at.stream)
 
     def failures(self) -> list[Failure]:
         """The rows quarantined last, up to a thousand of each source, with path, row and reason.
@@ -338,11 +346,11 @@ class MixtureLoader(DataLoader[Lane]):
 
     def stats(self) -> ClientStats:
         """How well the loader keeps up: above all, how long each of the last steps was waited for."""
-        step, runtime = self._step, self._runtime
+        at, runtime = self._at, self._runtime
         ready = runtime.ready() if runtime is not None else Ready()
         return ClientStats(
             rank=int(os.environ.get("RANK", self._place.dp_rank)),
-            step=step.plan.step if step is not None else self._state.step,
+            step=at.step.plan.step if at.step is not None else at.stream.step,
             stall_p50_ms=self._stall.p50_ms,
             stall_p99_ms=self._stall.p99_ms,
             fetch_p50_ms=ready.fetch_p50_ms,
@@ -470,8 +478,7 @@ class MixtureLoader(DataLoader[Lane]):
             self._halt()
             self._log.load(decisions)
             self._log.stop(stream.step + bool(yielded))
-            self._state, self._step = stream, None
-            self._yielded, self._to_skip = 0, yielded
+            self._at = _At(stream=stream, yielded=yielded)
             self._plans.clear()
 
     def close(self) -> None:
@@ -488,9 +495,9 @@ class MixtureLoader(DataLoader[Lane]):
         with self._moving:
             if self._runtime is not None:
                 assert self._stopper is not None, "set together with the runtime"
-                self._state, self._to_skip = self._position()
-                self._step, self._yielded = None, 0
-                self._log.stop(self._state.step + bool(self._to_skip))
+                stream, yielded = self._position()
+                self._at = _At(stream=stream, yielded=yielded)
+                self._log.stop(stream.step + bool(yielded))
                 self._stopper.detach()
                 runtime, self._runtime = self._runtime, None
                 runtime.stop()
@@ -504,12 +511,13 @@ class MixtureLoader(DataLoader[Lane]):
 
     def _position(self) -> tuple[StreamState, int]:
         """The stream before the step that is going on, and the lanes of it already yielded."""
-        if self._step is None:
-            stream, yielded = self._state, self._to_skip
-        elif self._yielded == len(self._lanes):
-            stream, yielded = self._step.after, 0
+        at = self._at
+        if at.step is None:
+            stream, yielded = at.stream, at.yielded
+        elif at.yielded == len(self._lanes):
+            stream, yielded = at.step.after, 0
         else:
-            stream, yielded = self._step.before, self._yielded
+            stream, yielded = at.step.before, at.yielded
         # What was decided after the step was planned is part of the stream as well.
         return replace(stream, decisions=self._log.since(stream.step)), yielded
 
@@ -550,7 +558,8 @@ class MixtureLoader(DataLoader[Lane]):
         """Move to the next step; False at the end of the stream."""
         with self._moving:
             runtime = self._runtime = self._runtime or self._start()
-            self._log.asked_for(self._step.plan.step + 1 if self._step else self._state.step)
+            at = self._at
+            self._log.asked_for(at.step.plan.step + 1 if at.step else at.stream.step)
         if self._runs_in != os.getpid():
             raise LoaderStopped(
                 "the loader was iterated over before this process was forked, and its threads are not here; start the"
@@ -574,11 +583,12 @@ class MixtureLoader(DataLoader[Lane]):
                 self._halt()  # the next call starts afresh from where the loader stands
                 raise step
             if isinstance(step, End):
-                self._state, self._step, self._yielded, self._to_skip = step.after, None, 0, 0
+                self._at = _At(stream=step.after)
                 return False
-            if stalled_s > SLOW_S and self._step is not None:
+            if stalled_s > SLOW_S and self._at.step is not None:
                 self._slow = step.plan.step, stalled_s
-            self._step, self._yielded, self._to_skip = step, self._to_skip, 0
+            skipped = self._at.yielded if self._at.step is None else 0
+            self._at = _At(stream=step.before, step=step, yielded=skipped)
             self._tokens += sum(_num_tokens(lane) for lane in step.lanes)
             self._plans[step.plan.step] = step.plan
             if len(self._plans) > PLANS_KEPT:

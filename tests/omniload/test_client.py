@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +18,7 @@ import pytest
 import tokenizers
 import torch
 
+import omniload.client
 from omniload import Chaos, DataLoader
 from omniload.errors import ColumnMissing, LoaderTimeout, MixtureError, PlaceError, SourceError, StateError
 from tests.omniload.mixtures import hard_mixture, on_both_runtimes, token_rows, write_parquet
@@ -41,6 +43,29 @@ def test_without_steps_there_is_no_length(tmp_path: Path) -> None:
     del mixture["steps"]
     with DataLoader(mixture) as loader, pytest.raises(TypeError, match="no 'steps'"):
         len(loader)
+
+
+def test_a_state_taken_by_a_signal_handler_is_never_half_of_a_move(tmp_path: Path) -> None:
+    """A handler runs between any two lines of the thread that iterates, and holds its locks."""
+    seen: set[tuple[int, int]] = set()
+
+    def look(frame: Any, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename != omniload.client.__file__:
+            return None
+        state = loader.state_dict()
+        seen.add((state["stream"]["step"], state.get("lanes_yielded", 0)))
+        return look
+
+    with DataLoader(simple_mixture(tmp_path)) as loader:
+        loader.state_dict()
+        stops = [(step, lane) for step in range(5) for lane in range(4)]
+        iterator = iter(loader)
+        for before, after in zip(stops, [*stops[1:], (5, 0)], strict=True):
+            seen.clear()
+            sys.settrace(look)
+            next(iterator)
+            sys.settrace(None)
+            assert seen == {before, after}
 
 
 @on_both_runtimes
