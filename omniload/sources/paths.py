@@ -158,8 +158,9 @@ def _nearest(pattern: str, options: dict[str, Any]) -> str:
     scheme, separator, rest = pattern.rpartition("://")
     parts = rest.split("/")
     literal = next((i for i, part in enumerate(parts) if _GLOB_CHARACTERS & set(part)), len(parts) - 1)
-    for depth in range(literal, 0, -1):
-        folder = scheme + separator + ("/".join(parts[:depth]) or "/")
+    is_relative = not separator and parts[0] != ""
+    for depth in range(literal, -1 if is_relative else 0, -1):
+        folder = scheme + separator + ("/".join(parts[:depth]) or ("." if is_relative else "/"))
         files = [match.path.rsplit("/", 1)[-1] for match in _glob(f"{folder}/*", options)]
         entries = files + [f"{d}/" for d in storage.Store(folder, storage_options=options).list_dirs()]
         if entries:

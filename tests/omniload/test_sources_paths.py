@@ -173,3 +173,13 @@ def test_what_lies_near_is_named_if_nothing_matches(tmp_path: Path) -> None:
     touch(tmp_path, "corpus.parquet")
     with pytest.raises(SourceNotFound, match=r"nearest: corpus\.parquet"):
         find(str(tmp_path / "corpsu.parquet"), {}, "source 's'")
+
+
+def test_what_lies_near_a_bare_name_is_looked_for_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "corpus.parquet", "other.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for name in ("corpsu.parquet", "corpsu*.parquet", "corpsu/x.parquet"):
+        with pytest.raises(SourceNotFound, match=r"\. holds 2 entries, nearest: corpus\.parquet"):
+            list_files("s", [name], None, None)
