@@ -100,10 +100,19 @@ def _data(args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     return args[0] if args else keywords.get("mixture", keywords.get("dataset"))
 
 
+def _is_mixture(data: Any) -> bool:
+    """Whether this declares a mixture. Datasets may be mappings too: a dict with indices for keys, or a TensorDict."""
+    if not isinstance(data, Mapping) or isinstance(data, Dataset):
+        return isinstance(data, Mixture | str | Path)
+    if isinstance(data, dict):
+        return all(isinstance(key, str) for key in data)
+    return any(isinstance(key, str) and key == "sources" for key in data.keys())  # noqa: SIM118  see TensorDict
+
+
 def _class_for(args: Sequence[Any], keywords: Mapping[str, Any]) -> type[Any]:
     data = _data(args, keywords)
     of_dataset = inspect.signature(DatasetLoader.__init__).parameters
-    is_mixture = isinstance(data, Mixture | Mapping | str | Path)
+    is_mixture = _is_mixture(data)
     if not is_mixture and keywords.keys() <= of_dataset.keys():
         return DataLoader
     from omniload.client import MixtureLoader  # not needed for datasets

@@ -212,6 +212,14 @@ class DatasetLoader(torch_data.DataLoader[T_co]):
         self._pass, self._inside, self._loaded = progress, True, None
         return Epoch(items, progress, functools.partial(self._end, progress), self.__len__)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has no workers and no iterator, and goes on from where this loader stands."""
+        copied = {**self.__dict__, "_engine": None, "_pass": None, "_inside": False}
+        if self._pass is not None and not (self._inside and self._gives_no_order):
+            state = self.state_dict()
+            copied["_loaded"] = state, self._check(state)
+        return copied
+
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank.
 
@@ -260,7 +268,7 @@ class DatasetLoader(torch_data.DataLoader[T_co]):
             raise StateError("a DataPipe has no place to save; load a Dataset or an IterableDataset instead")
         if self._loaded is not None:
             return copy.deepcopy(self._loaded[0])
-        if self._inside and not self.in_order and self.num_workers > 1:
+        if self._inside and self._gives_no_order:
             raise StateError("with in_order=False an epoch has no place to save; save between epochs")
         if self._source is not None and self._source.needs_seed and self._seed is None:
             self._seed = self._seed_to_come()
@@ -347,6 +355,10 @@ class DatasetLoader(torch_data.DataLoader[T_co]):
     def _end(self, ended: Pass) -> None:
         if ended is self._pass:  # not if another iterator has been asked for since
             self._inside = False
+
+    @property
+    def _gives_no_order(self) -> bool:
+        return not self.in_order and self.num_workers > 1
 
     def _num_ranks(self) -> int:
         return self._dp.dp_size if self._divides else num_ranks()

@@ -34,6 +34,10 @@ class Reading:
         self._restored = False
         self._after_first: Any = None  # its state after the first sample that it gave then
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the iterator, which may be a generator."""
+        return {**self.__dict__, "_iterator": None}
+
     def begin(self) -> Iterator[Any]:
         """The samples of a whole epoch."""
         self._note_given()

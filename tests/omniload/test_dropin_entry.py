@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
+import pickle
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +145,57 @@ def test_a_subclass_is_for_datasets_and_has_the_state() -> None:
 def test_a_loader_can_be_copied() -> None:
     loader = DataLoader(Numbers(), 4)
     assert ids(copy.deepcopy(loader)) == ids(loader)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("dataset", [Numbers, Stream])
+def test_a_copy_of_a_loader_goes_on_from_where_it_stood(copied: Any, dataset: Any) -> None:
+    def make() -> DataLoader[int]:
+        torch.manual_seed(3)
+        return DataLoader(dataset(), 4, shuffle=None if dataset is Stream else True)
+
+    loader = make()
+    expected = [ids(loader) for _ in range(3)]
+    loader = make()
+    assert ids(loader) == expected[0]
+    assert ids(copied(loader)) == expected[1]
+    epoch = iter(loader)
+    begun = ids(itertools.islice(epoch, 2))
+    other = copied(loader)
+    assert begun + ids(other) == expected[1]
+    assert begun + ids(epoch) == expected[1]
+    assert ids(other) == ids(loader) == expected[2]
+
+
+class Columns(MutableMapping[str, torch.Tensor]):
+    """As a TensorDict: names for keys, and rows by number."""
+
+    def __init__(self) -> None:
+        self.rows = torch.arange(8)
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        return self.rows[key]
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["rows"])
+
+    def __setitem__(self, key: str, value: object) -> None:
+        raise NotImplementedError
+
+    def __delitem__(self, key: str) -> None:
+        raise NotImplementedError
+
+
+class Keyed(dict[Any, int], torch.utils.data.Dataset[int]):
+    """A dataset that is a dict."""
+
+
+@pytest.mark.parametrize("dataset", [dict(enumerate(range(8))), Columns(), Keyed(enumerate(range(8)))])
+def test_a_dataset_may_be_a_mapping(dataset: Any) -> None:
+    assert ids(DataLoader(dataset, batch_size=4)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_data_pipe_is_iterated_as_torch_does_and_has_no_state() -> None:
