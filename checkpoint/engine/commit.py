@@ -15,7 +15,7 @@ import torch
 
 from checkpoint.engine.metadata import TableEncoder
 from checkpoint.engine.votes import join_votes
-from checkpoint.errors import AlreadyCommitted, NotACheckpoint
+from checkpoint.errors import AlreadyCommitted, CorruptCheckpoint, FormatError, NotACheckpoint
 from checkpoint.format.manifest import (
     MANIFEST,
     Manifest,
@@ -80,63 +80,67 @@ def commit(
 
     Raises:
         AlreadyCommitted: Something was committed there meanwhile; it is untouched.
+        FormatError: No reader would take it.
         StorageError: It could not be written. If that concerns the manifest, the checkpoint may exist all the same.
     """
     written = join_votes(votes)
     num_bytes = int(written.stored_bytes.sum())
-    contents = {**tables.encode(written), "objects.json": objects}
     with span("checkpoint.commit", path=store.url, num_bytes=num_bytes):
         try:
+            contents = {**tables.encode(written), "objects.json": objects}
             for name, data in contents.items():
                 store.write(f"{attempt.data_dir}/{name}", data)
+            replaces, old = _look(store) if attempt.overwrite else (False, None)
+            manifest = Manifest(
+                attempt=attempt.attempt,
+                run_id=attempt.run_id,
+                step=attempt.step,
+                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                writer={"framework": f"torch {torch.__version__}", "world_size": len(votes)},
+                files={
+                    name: MetadataFile.of(data, footer_of(data) if name in PARTLY_READ else None)
+                    for name, data in contents.items()
+                },
+                replaces=None if old is None else old.attempt,
+                user_metadata=attempt.user_metadata,
+            )
+            encoded = _encoded(store, manifest)
         except Exception:
             remove_data(store, attempt.data_dir)
             raise
-        manifest = Manifest(
-            attempt=attempt.attempt,
-            run_id=attempt.run_id,
-            step=attempt.step,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            writer={"framework": f"torch {torch.__version__}", "world_size": len(votes)},
-            files={
-                name: MetadataFile.of(data, footer_of(data) if name in PARTLY_READ else None)
-                for name, data in contents.items()
-            },
-            user_metadata=attempt.user_metadata,
-        )
-        _create_manifest(store, manifest, overwrite=attempt.overwrite)
+        if replaces:
+            _replace_manifest(store, old, encoded)
+        else:
+            _create_manifest(store, attempt, encoded)
     return num_bytes
 
 
-def _create_manifest(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
-    if overwrite:
-        try:
-            old, _ = read_manifest(store)
-        except NotACheckpoint:
-            pass
-        else:
-            replaced = Manifest(
-                attempt=manifest.attempt,
-                run_id=manifest.run_id,
-                step=manifest.step,
-                created=manifest.created,
-                writer=manifest.writer,
-                files=manifest.files,
-                replaces=old.attempt,
-                user_metadata=manifest.user_metadata,
-            )
-            store.write(MANIFEST, _encoded(store, replaced))
-            # Readers of the attempt replaced just now may still be at work; those of the one before had a whole
-            # save to finish. Attempts of others are never touched.
-            if old.replaces is not None:
-                remove_data(store, f"data/{old.replaces}")
-            return
+def _look(store: Store) -> tuple[bool, Manifest | None]:
+    """Whether something is committed there already, and its manifest, unless nobody can read that."""
     try:
-        store.create(MANIFEST, _encoded(store, manifest))
+        return True, read_manifest(store)[0]
+    except NotACheckpoint:
+        return False, None
+    except (CorruptCheckpoint, FormatError) as error:
+        _logger.warning("replaced, since it cannot be read: %s", error)
+        return True, None
+
+
+def _replace_manifest(store: Store, old: Manifest | None, encoded: bytes) -> None:
+    store.write(MANIFEST, encoded)
+    # Readers of the attempt replaced just now may still be at work; those of the one before had a whole
+    # save to finish. Attempts of others are never touched.
+    if old is not None and old.replaces is not None:
+        remove_data(store, f"data/{old.replaces}")
+
+
+def _create_manifest(store: Store, attempt: Attempt, encoded: bytes) -> None:
+    try:
+        store.create(MANIFEST, encoded)
     except AlreadyExists:
         # Over a network our own success may come back as a loss: the attempt in the manifest tells.
-        if read_manifest(store)[0].attempt != manifest.attempt:
-            remove_data(store, f"data/{manifest.attempt}")
+        if read_manifest(store)[0].attempt != attempt.attempt:
+            remove_data(store, attempt.data_dir)
             raise already_committed(store) from None
 
 

@@ -388,7 +388,8 @@ def _rebuild(outcome: bytes, rank: int, world_size: int, own: BaseException | No
     everybody = failures[0][0] is None or len(failures) == world_size
     if everybody and len(kinds) == 1:
         _, _, kind, text = failures[0]
-        if own is not None and isinstance(own, CheckpointError):
+        # What rank 0 posted may be another than this rank ran into: that others did not come, above all.
+        if isinstance(own, CheckpointError) and _describe(own) == (kind, text):
             return own
         known = getattr(errors, kind, None)
         if (

@@ -31,7 +31,7 @@ from checkpoint.engine.planning import SavePlanner
 from checkpoint.engine.staging import StagingPool, stage, staging_bytes
 from checkpoint.engine.votes import encode_vote
 from checkpoint.engine.write import Live, Source, Staged, write_files
-from checkpoint.errors import AsyncSaveFailed, RanksFailed
+from checkpoint.errors import AsyncSaveFailed, CoordinationTimeout, RanksFailed
 from checkpoint.frameworks.values import CapturedState
 from checkpoint.handle import SaveHandle, SaveReport
 from storage import Store
@@ -307,13 +307,11 @@ def _finish(job: _Job, coordinator: Coordinator, *, background: bool) -> None:
         answer = coordinator.round(
             job.name, "write", local, decide, timeout_s=job.options.timeout_s, linger_s=_LINGER_S
         )
-    except RanksFailed:
+    except CoordinationTimeout:
+        raise  # who has not reported may still be writing
+    except Exception:
         # All ranks have reported, so nobody writes any more; before the votes were in nothing can be committed.
         if coordinator.rank == 0 and not voted:
-            remove_data(job.store, job.attempt.data_dir)
-        raise
-    except Exception:
-        if coordinator.world_size == 1 and not voted:
             remove_data(job.store, job.attempt.data_dir)
         raise
     if job.on_commit is not None and coordinator.rank == 0:

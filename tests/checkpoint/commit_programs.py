@@ -244,7 +244,7 @@ def write_table(turn: Turn) -> Iterator[Result]:
 def read_old(turn: Turn) -> Iterator[Result]:
     """Take note of the manifest that there is."""
     yield Result(turn.state, OK, old=turn.state.manifest)
-    yield Result(turn.state, FAILED, "fault")
+    yield Result(turn.state, ABANDONED, "fault")
 
 
 def put(turn: Turn) -> Iterator[Result]:
@@ -329,6 +329,7 @@ def leader(job: Job) -> Program:
         *_payload(job, 0),
         Do(op=seen, what="write", effect=gather, when=_ALWAYS),
         *(Do(op="write", what=f"{job.directory}/{name}", effect=write_table) for name in _METADATA),
+        *(_LOOK_AT_OLD if job.overwrite else ()),
         *_removal(job, ABANDONED),
         *(_REPLACE if job.overwrite else ()),
         *_CREATE,
@@ -363,9 +364,11 @@ def _replaced_another(old: Manifest | None) -> bool:
 
 
 _LEAVE: Final = Do(op="leave", effect=leave, when=_ALWAYS - {OK})
-_REPLACE: Final = (
+_LOOK_AT_OLD: Final = (
     Do(op="look", what=MANIFEST, effect=read_old),
     Do(op="read", what=MANIFEST, effect=read_old, given=_is_there),
+)
+_REPLACE: Final = (
     Do(op="write", what=MANIFEST, effect=put, given=_is_there),
     Do(op="delete", what="data/{older}", effect=delete_first, given=_replaced_another),
     Do(op="", what="data/{older}", effect=delete_rest, given=_replaced_another),

@@ -84,7 +84,21 @@ def test_what_no_reader_would_take_is_never_committed() -> None:
     tables = TableEncoder(make_plan([describe([])]))
     with pytest.raises(FormatError, match="step -1 is not a whole number"):
         commit(store, attempt, tables, encode_objects({}, ""), [encode_vote([], {})])
-    assert not store.exists("manifest.json")
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("damage", [b"{}", b"", b"\xff", b" " * (2 << 20)])
+def test_overwrite_replaces_a_checkpoint_that_nobody_can_read(tmp_path: Path, damage: bytes) -> None:
+    manager = checkpoint.CheckpointManager(tmp_path)
+    saves: list[Callable[[], object]] = [
+        lambda: checkpoint.save(tmp_path / "step-00000001", {"extra": {"n": 1}}, overwrite=True),
+        lambda: manager.save(1, {"extra": {"n": 1}}, overwrite=True),
+    ]
+    for save in saves:
+        (tmp_path / "step-00000001").mkdir(exist_ok=True)
+        (tmp_path / "step-00000001" / "manifest.json").write_bytes(damage)
+        save()
+        assert verify(StoredCheckpoint.open(Store(tmp_path / "step-00000001"))).problems == ()
 
 
 def payload(saved: Path) -> Path:

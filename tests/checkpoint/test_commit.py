@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 
 from checkpoint.boxes import Box
+from checkpoint.engine import save as save_module
 from checkpoint.engine.coordination import Coordinator
 from checkpoint.engine.save import SaveOptions, Saver
 from checkpoint.errors import (
@@ -30,6 +32,7 @@ from storage import Store
 from storage.errors import NoSpace
 from tests.checkpoint.simulation import (
     OPTIONS,
+    captured,
     held,
     load_simulated,
     raised_by_ranks,
@@ -113,6 +116,74 @@ def test_a_rank_that_cannot_write_fails_the_save_on_all_ranks_alike(failing: int
         assert (member.rank, member.stage, member.kind) == (failing, "write", "NoSpace")
         assert str(member) == str(errors[0].exceptions[0])  # type: ignore[attr-defined]
     assert Store(url).list() == []  # neither visible nor left over
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ranks_that_all_fail_alike_to_write_leave_nothing_over(
+    world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = place()
+    write = save_module.write_files
+
+    def write_and_fail(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        raise StateError("t: cannot be compressed")
+
+    monkeypatch.setattr(save_module, "write_files", write_and_fail)
+    cut = ROWS if world_size == 3 else [[Box.whole((6, 4))]]
+    for error in raised_by_ranks(
+        world_size, lambda c: save(c, Store(url), lambda: captured({"t": TENSOR}, {"t": cut}, c.rank))
+    ):
+        assert type(error) is StateError
+    assert Store(url).list() == []
+
+
+def test_what_a_rank_that_is_late_may_still_write_stays_when_another_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = place()
+    write = save_module.write_files
+    gave_up = threading.Event()
+
+    def write_some(data: Store, layouts: Any, sources: Any, **kwargs: Any) -> Any:
+        if threading.current_thread().name == "rank-0":
+            raise StateError("t: cannot be compressed")
+        written = write(data, layouts, sources, **kwargs)
+        assert gave_up.wait(20)
+        return written
+
+    monkeypatch.setattr(save_module, "write_files", write_some)
+
+    def fn(coordinator: Coordinator) -> None:
+        threading.current_thread().name = f"rank-{coordinator.rank}"
+        try:
+            save(
+                coordinator,
+                Store(url),
+                lambda: captured({"t": TENSOR}, {"t": ROWS}, coordinator.rank),
+                timeout_s=0.5,
+            )
+        finally:
+            gave_up.set()
+
+    for error in raised_by_ranks(3, fn):
+        assert isinstance(error, CoordinationTimeout)
+        assert "ranks 1, 2 did not finish stage 'write'" in str(error)
+    assert len(Store(url).list()) == 2
+
+
+def test_a_manifest_that_cannot_be_read_when_it_is_replaced_leaves_nothing_over() -> None:
+    url = place()
+    run_ranks(3, lambda c: save(c, Store(url)))
+    before = [file.path for file in Store(url).list()]
+
+    class Unreadable(Store):
+        def read(self, path: str) -> bytes:
+            raise NoSpace(path, "no memory")
+
+    for error in raised_by_ranks(3, lambda c: save(c, Unreadable(url), overwrite=True)):
+        assert isinstance(error, RanksFailed)
+    assert [file.path for file in Store(url).list()] == before
 
 
 def test_a_rank_that_fails_while_planning_fails_all() -> None:
