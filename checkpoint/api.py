@@ -55,7 +55,7 @@ def save(
         process_group: The ranks that save together; all ranks by default. Only its store is used, never a
             collective.
         timeout_s: Longest wait for other ranks in each stage.
-        user_metadata: Plain values to note in the manifest.
+        user_metadata: Plain values to note in the manifest. Those of rank 0 count.
         compression: Groups or patterns to codecs, as in ``{"model": "zstd"}`` or ``{"optimizer/*exp_avg*": "zstd"}``;
             what none fits is not compressed. Lossless; loading needs no such argument, and may still read parts.
 
@@ -66,16 +66,18 @@ def save(
         RanksFailed: Some ranks failed; every rank raises it.
         CoordinationTimeout: Some ranks did not come; names them.
     """
-    options = SaveOptions(
-        step=step,
-        overwrite=overwrite,
-        timeout_s=timeout_s,
-        user_metadata=dict(user_metadata or {}),
-        compression=compression,
-    )
-    session = session_of(process_group)
-    store = as_store(path, storage_options)
-    return session.saver.save(store, lambda: capture(state), options, background=False).result()
+    saver = session_of(process_group).saver
+    name = saver.next_call()
+    with saver.checking_arguments(name, timeout_s):
+        options = SaveOptions(
+            step=step,
+            overwrite=overwrite,
+            timeout_s=timeout_s,
+            user_metadata=dict(user_metadata or {}) if saver.leads else {},
+            compression=compression,
+        )
+        store = as_store(path, storage_options)
+    return saver.save(store, lambda: capture(state), options, background=False, name=name).result()
 
 
 def async_save(
@@ -99,16 +101,18 @@ def async_save(
     Returns:
         A handle; its ``result()`` waits for the commit.
     """
-    options = SaveOptions(
-        step=step,
-        overwrite=overwrite,
-        timeout_s=timeout_s,
-        user_metadata=dict(user_metadata or {}),
-        compression=compression,
-    )
-    session = session_of(process_group)
-    store = as_store(path, storage_options)
-    return session.saver.save(store, lambda: capture(state), options, background=True)
+    saver = session_of(process_group).saver
+    name = saver.next_call()
+    with saver.checking_arguments(name, timeout_s):
+        options = SaveOptions(
+            step=step,
+            overwrite=overwrite,
+            timeout_s=timeout_s,
+            user_metadata=dict(user_metadata or {}) if saver.leads else {},
+            compression=compression,
+        )
+        store = as_store(path, storage_options)
+    return saver.save(store, lambda: capture(state), options, background=True, name=name)
 
 
 def load(

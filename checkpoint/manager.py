@@ -162,14 +162,16 @@ class CheckpointManager:
         Raises:
             ValueError, CheckpointError: As :meth:`save`.
         """
+        name = self._session.saver.next_call()
         step = step_number(step)
-        if not self._schedule.due(step):
-            if not self._prepared:
-                self._prepared = True
+        # Also where it fails below: ranks that prepare and ranks that do not would wait for each other.
+        prepared, self._prepared = self._prepared, True
+        if not self._schedule.due(step, name):
+            if not prepared:
                 options = self._options(step, overwrite=True, user_metadata={})
-                self._session.saver.prepare(self._places.root, lambda: capture(state), options)
+                self._session.saver.prepare(self._places.root, lambda: capture(state), options, name)
             return None
-        return self.async_save(step, state, metrics=metrics, user_metadata=user_metadata)
+        return self._save(step, state, False, metrics, user_metadata, background=True, name=name)
 
     def save(
         self,
@@ -188,7 +190,7 @@ class CheckpointManager:
             overwrite: Replace a committed checkpoint of that step. One that :meth:`restore` found damaged, or that was
                 ahead of the step it gave, is always replaced.
             metrics: For ``keep_best``; noted in the manifest. Those of rank 0 count.
-            user_metadata: Plain values to note in the manifest.
+            user_metadata: Plain values to note in the manifest. Those of rank 0 count.
 
         Raises:
             ValueError: ``step`` is no whole number from 0, or another argument is wrong.
@@ -217,27 +219,29 @@ class CheckpointManager:
         user_metadata: Mapping[str, object] | None,
         *,
         background: bool,
+        name: str | None = None,
     ) -> SaveHandle:
-        step = step_number(step)
-        metadata = dict(user_metadata or {})
-        if metrics is not None:
-            if METRICS in metadata:
-                raise ValueError(f"user_metadata has {METRICS!r}: give them as metrics=")
-            metadata[METRICS] = {name: float(value) for name, value in metrics.items()}
+        saver = self._session.saver
+        # All rounds of the call have this name, taken first, so that whatever fails puts no rank out of step.
+        name = name or saver.next_call()
+        self._prepared = True
+        with saver.checking_arguments(name, self._timeout_s):
+            step = step_number(step)
         replaces = self._replaces(step)
         overwrite = overwrite or replaces
-        options = self._options(step, overwrite=overwrite, user_metadata=metadata)
-        self._prepared = True
-        tier = self._tier_for(step)
+        tier = self._tier_for(name, step)
+        self._known.add(step)
+        with saver.checking_arguments(name, self._timeout_s):
+            metadata = _with_metrics(user_metadata, metrics) if saver.leads else {}
         keeper = self._keeper
-        handle = self._session.saver.save(
+        handle = saver.save(
             self._places.store_of(tier, step),
             lambda: capture(state),
-            options,
+            self._options(step, overwrite=overwrite, user_metadata=metadata),
             background=background,
             on_commit=None if keeper is None else lambda: keeper.committed(step, tier),
+            name=name,
         )
-        self._known.add(step)
         if replaces:
             self._to_replace[step] = handle
         return handle
@@ -305,7 +309,7 @@ class CheckpointManager:
             ).encode()
 
         # Ranks that look for themselves may see different steps while a save is in flight.
-        steps, found = json.loads(self._round("restore", "latest", decide))
+        steps, found = json.loads(self._round(self._coordinator.next_call("restore"), "latest", decide))
         copies: list[tuple[int, Tier]] = [(one, Tier(tier)) for one, tier in found]
         if step is not None and not copies:
             copies = [(step, Tier.REMOTE)]  # which raises that there is nothing
@@ -371,7 +375,7 @@ class CheckpointManager:
         if self._keeper is not None:
             self._keeper.close()
 
-    def _tier_for(self, step: int) -> Tier:
+    def _tier_for(self, name: str, step: int) -> Tier:
         """Where to save a step: at local, unless the root has it, where it is refused or replaced in one step."""
         if self._places.local is None and step not in self._to_replace:
             return Tier.REMOTE
@@ -392,7 +396,7 @@ class CheckpointManager:
             fast = self._places.local is not None and Tier.REMOTE not in copies
             return json.dumps(Tier.LOCAL if fast else Tier.REMOTE).encode()
 
-        return Tier(json.loads(self._round("tier", "tier", decide, settle)))
+        return Tier(json.loads(self._round(name, "tier", decide, settle)))
 
     def _agree_on_local(self, local: Store) -> set[int]:
         """Make sure that all ranks see the same local tier; gives the steps that are committed anywhere."""
@@ -402,7 +406,7 @@ class CheckpointManager:
             local.write(probe, b"")
             return json.dumps([probe, self._places.steps()]).encode()
 
-        name, steps = json.loads(self._round("local", "begin", begin))
+        name, steps = json.loads(self._round(self._coordinator.next_call("local"), "begin", begin))
 
         def look() -> bytes:
             return b"" if local.exists(name) else str(self._coordinator.rank).encode()
@@ -411,7 +415,7 @@ class CheckpointManager:
             local.delete(name)
             return b", ".join(one for one in missing if one)
 
-        ranks = self._round("local", "look", decide, look)
+        ranks = self._round(self._coordinator.next_call("local"), "look", decide, look)
         if ranks:
             raise ValueError(
                 f"local={local.url!r} is another directory on ranks {ranks.decode()} than on rank 0: "
@@ -421,13 +425,29 @@ class CheckpointManager:
 
     def _round(
         self,
-        kind: str,
+        name: str,
         stage: str,
         decide: Callable[[list[bytes]], bytes],
         local: Callable[[], bytes] = bytes,
     ) -> bytes:
-        name = self._coordinator.next_call(kind)
         return self._coordinator.round(name, stage, local, decide, timeout_s=self._timeout_s)
+
+
+def _with_metrics(
+    user_metadata: Mapping[str, object] | None, metrics: Mapping[str, float] | None
+) -> dict[str, object]:
+    metadata = dict(user_metadata or {})
+    if metrics is None:
+        return metadata
+    if METRICS in metadata:
+        raise ValueError(f"user_metadata has {METRICS!r}: give them as metrics=")
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"metrics[{name!r}] is {value!r:.60}: give a number") from None
+    return {**metadata, METRICS: numbers}
 
 
 def _let_go(error: BaseException) -> None:

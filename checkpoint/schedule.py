@@ -48,11 +48,12 @@ class Schedule:
         self._first_step: int | None = None
         self._next_look = 0
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, name: str) -> bool:
         """Whether to save now; all ranks ask at the same steps, ascending, each once.
 
         Args:
             step: Steps done; nothing is due at 0.
+            name: Of the call, equal on all ranks, for a round.
         """
         if step <= 0:
             return False
@@ -60,7 +61,6 @@ class Schedule:
             self._first_step = step
         due = self._every_steps is not None and step % self._every_steps == 0
         if not due and self._every_s is not None and step >= self._next_look:
-            name = self._coordinator.next_call("schedule")
             answer = self._coordinator.round(
                 name, "clock", bytes, lambda _: self._look(step), timeout_s=self._timeout_s
             )

@@ -15,7 +15,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
@@ -87,6 +88,36 @@ class Saver:
         # Ends the thread, unless the process ends, which sees to that itself.
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which commits."""
+        return self._coordinator.rank == 0
+
+    def next_call(self) -> str:
+        """A name for the rounds of one save, to be taken before anything can fail; equal on all ranks."""
+        return self._coordinator.next_call("save")
+
+    @contextmanager
+    def checking_arguments(self, name: str, timeout_s: float) -> Iterator[None]:
+        """What is raised in it is raised on, and fails the save on all ranks: to the others, this one failed to plan.
+
+        Args:
+            name: Of the call, from :meth:`next_call`.
+            timeout_s: Longest wait for other ranks.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._fail_to_plan(name, error, timeout_s)
+            raise
+
+    def _fail_to_plan(self, name: str, error: Exception, timeout_s: float) -> None:
+        def fail() -> bytes:
+            raise error
+
+        with suppress(Exception):  # whatever comes of it, this rank's own error tells more
+            self._coordinator.round(name, "plan", fail, lambda _: b"", timeout_s=timeout_s)
+
     def save(
         self,
         store: Store,
@@ -95,6 +126,7 @@ class Saver:
         *,
         background: bool,
         on_commit: Callable[[], None] | None = None,
+        name: str | None = None,
     ) -> SaveHandle:
         """Save; see ``checkpoint.save`` and ``checkpoint.async_save``.
 
@@ -104,12 +136,13 @@ class Saver:
             options: How.
             background: Return when the state is staged. Otherwise the handle is done on return.
             on_commit: Called after the commit, on rank 0 only, by the thread that committed.
+            name: Of the call, if the caller has taken one with :meth:`next_call`.
 
         Raises:
             AsyncSaveFailed: An earlier save failed unseen; this one was not begun.
             CheckpointError: Planning failed, on all ranks alike.
         """
-        name = self._coordinator.next_call("save")
+        name = name or self.next_call()
         with span("checkpoint.plan", path=store.url):
             job = self._plan(name, store, capture, options, on_commit)
         if background:
@@ -124,7 +157,9 @@ class Saver:
             _finish(job, self._coordinator, background=False)
         return job.handle
 
-    def prepare(self, store: Store, capture: Callable[[], CapturedState], options: SaveOptions) -> None:
+    def prepare(
+        self, store: Store, capture: Callable[[], CapturedState], options: SaveOptions, name: str
+    ) -> None:
         """Do ahead, together with all ranks, what only the first asynchronous save of a state has to do.
 
         That is a plan, which is kept, and in the background staging memory, which else is had page by page.
@@ -133,11 +168,12 @@ class Saver:
             store: The directory of the checkpoints.
             capture: As for :meth:`save`.
             options: As for :meth:`save`.
+            name: Of the call, from :meth:`next_call`.
 
         Raises:
             AsyncSaveFailed, CheckpointError: As :meth:`save`.
         """
-        job = self._plan(self._coordinator.next_call("prepare"), store, capture, options, None)
+        job = self._plan(name, store, capture, options, None)
         self._pool.prepare(staging_bytes(job.layouts))
 
     def wait(self, timeout_s: float) -> None:

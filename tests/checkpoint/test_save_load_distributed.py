@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
-from checkpoint.errors import AsyncSaveFailed, RanksFailed
+from checkpoint.errors import AsyncSaveFailed, CoordinationTimeout, RanksFailed
 from storage.errors import NoSpace
 from tests.checkpoint.simulation import bits
 from tests.checkpoint.watched_store import WatchedStore
@@ -202,3 +204,59 @@ def test_buffers_that_differ_between_replicas_are_stored_as_the_lowest_rank_has_
     first, second = run_distributed(_running_statistics, 2, str(tmp_path / "c"))
     assert first == (True, True, True)
     assert second == (False, False, True)
+
+
+def _bad_arguments(rank: int, world_size: int, root: str) -> list[object]:
+    """For each call of which one rank has bad arguments, what this rank came to, and whether it was quick."""
+    state = {"extra": {"n": 1}}
+    manager = checkpoint.CheckpointManager(root, timeout_s=30)
+    elsewhere = f"{root}/elsewhere"
+    calls: list[tuple[int, Callable[[bool], object]]] = [
+        (0, lambda bad: manager.save(1, state, metrics={"loss": None if bad else 1.0})),  # type: ignore[dict-item]
+        (1, lambda bad: manager.save(-1 if bad else 2, state)),
+        (2, lambda bad: checkpoint.save(elsewhere, state, compression={"": "no"} if bad else None)),
+        (0, lambda bad: checkpoint.async_save(elsewhere, state, user_metadata=5 if bad else None)),  # type: ignore[arg-type]
+    ]
+    found: list[object] = []
+    for where, call in calls:
+        began = time.monotonic()
+        try:
+            call(rank == where)
+        except RanksFailed as error:
+            found.append([(one.rank, one.stage) for one in error.members])
+        except (ValueError, TypeError):
+            found.append("own")
+        assert time.monotonic() - began < 15
+    # What only rank 0 has a say in is nothing to fail for.
+    ignored = manager.save(3, state, metrics={"loss": 1.0 if rank == 0 else None})  # type: ignore[dict-item]
+    return [*found, ignored.step]
+
+
+def test_bad_arguments_of_one_rank_fail_the_save_on_all_at_once_and_the_next_works(tmp_path: Path) -> None:
+    results = run_distributed(_bad_arguments, 3, str(tmp_path))
+    for rank, result in enumerate(results):
+        expected = ["own" if rank == where else [(where, "plan")] for where in (0, 1, 2, 0)]
+        assert result == [*expected, 3]
+
+
+def _late(rank: int, world_size: int, root: str) -> tuple[list[str], list[int]]:
+    manager = checkpoint.CheckpointManager(root, save_every_minutes=1e-9, keep_last=None, timeout_s=0.5)
+    raised = []
+    for step in (1, 2):
+        if (rank, step) == (0, 1):
+            time.sleep(3)  # the other gives up in the meantime, and takes no part in the save that is due
+        try:
+            manager.save_if_due(step, {"extra": {"n": 1}})
+        except CoordinationTimeout as error:
+            raised.append(str(error).split(" within")[0])
+        dist.barrier()
+    manager.wait()
+    dist.barrier()
+    return raised, manager.steps()
+
+
+def test_a_rank_that_gave_up_waiting_is_in_step_again_with_the_next_save(tmp_path: Path) -> None:
+    assert run_distributed(_late, 2, str(tmp_path)) == [
+        (["rank 1 did not finish stage 'plan'"], [2]),
+        (["rank 0 gave no outcome of stage 'clock'"], [2]),
+    ]
