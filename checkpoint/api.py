@@ -73,7 +73,7 @@ def save(
             step=step,
             overwrite=overwrite,
             timeout_s=timeout_s,
-            user_metadata=dict(user_metadata or {}) if saver.leads else {},
+            user_metadata={} if user_metadata is None else user_metadata,
             compression=compression,
         )
         store = as_store(path, storage_options)
@@ -108,7 +108,7 @@ def async_save(
             step=step,
             overwrite=overwrite,
             timeout_s=timeout_s,
-            user_metadata=dict(user_metadata or {}) if saver.leads else {},
+            user_metadata={} if user_metadata is None else user_metadata,
             compression=compression,
         )
         store = as_store(path, storage_options)

@@ -33,6 +33,7 @@ from checkpoint.engine.staging import StagingPool, stage, staging_bytes
 from checkpoint.engine.votes import encode_vote
 from checkpoint.engine.write import Live, Source, Staged, write_files
 from checkpoint.errors import AsyncSaveFailed, CoordinationTimeout, RanksFailed
+from checkpoint.format.manifest import stored_metadata
 from checkpoint.frameworks.values import CapturedState
 from checkpoint.handle import SaveHandle, SaveReport
 from storage import Store
@@ -200,8 +201,14 @@ class Saver:
         options: SaveOptions,
         on_commit: Callable[[], None] | None,
     ) -> _Job:
+        user_metadata: dict[str, object] = {}
+
         def checked_capture() -> CapturedState:
+            nonlocal user_metadata
             self._raise_unseen()
+            if self.leads:
+                # The caller may change it while the save is in flight.
+                user_metadata = stored_metadata(options.user_metadata)
             return capture()
 
         try:
@@ -219,7 +226,7 @@ class Saver:
                 run_id=planned.run_id,
                 step=options.step,
                 overwrite=options.overwrite,
-                user_metadata=options.user_metadata,
+                user_metadata=user_metadata,
             ),
             layouts=planned.layouts,
             views=views_of(planned.layouts, planned.captured.tensors),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from checkpoint.errors import CorruptCheckpoint, FormatError, NotACheckpoint, UnsupportedVersion
+from checkpoint.errors import CorruptCheckpoint, FormatError, NotACheckpoint, StateError, UnsupportedVersion
 from checkpoint.format.digest import digest_hex
 from checkpoint.format.objects import decode_objects, encode_objects
 from storage import Store
@@ -31,6 +31,7 @@ METADATA_FILES: Final = (
 )
 
 _MAX_MANIFEST_BYTES: Final = 1 << 20
+_MAX_USER_METADATA_BYTES: Final = _MAX_MANIFEST_BYTES - (64 << 10)  # the rest takes a few KiB
 _MAX_METADATA_BYTES: Final = 8 << 30
 _ZERO: Final = "0" * 16
 _TAIL: Final = re.compile(rb'"digest":"([0-9a-f]{16})"\}\n?\Z')
@@ -92,6 +93,24 @@ class Manifest:
     def data_dir(self) -> str:
         """Directory of everything but the manifest, relative to the checkpoint."""
         return f"data/{self.attempt}"
+
+
+def stored_metadata(user_metadata: Mapping[str, object]) -> dict[str, object]:
+    """A copy of user metadata, as a reader will find it.
+
+    Raises:
+        StateError: It is no dict, holds something that cannot be stored, or would make the manifest too large.
+    """
+    if not isinstance(user_metadata, Mapping):
+        raise StateError(f"user_metadata is {user_metadata!r:.60}: give a dict")
+    data = encode_objects(dict(user_metadata), "user_metadata")
+    num_bytes = len(json.dumps(json.loads(data), separators=(",", ":")))
+    if num_bytes > _MAX_USER_METADATA_BYTES:
+        raise StateError(
+            f"user_metadata is too large: {num_bytes} bytes, allowed are {_MAX_USER_METADATA_BYTES}; "
+            "put it into the state"
+        )
+    return dict(decode_objects(data, "user_metadata"))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -26,6 +26,7 @@ from checkpoint.errors import (
     FormatError,
     MismatchError,
     NotACheckpoint,
+    StateError,
     TilingError,
     UnsupportedVersion,
 )
@@ -254,3 +255,35 @@ def test_metadata_sizes_are_bounded_before_they_are_read(saved: Path) -> None:
     digest = digest_hex(text).encode()
     (saved / "manifest.json").write_bytes(re.sub(rb'"0{16}"}\n$', b'"' + digest + b'"}\n', text))
     rejected(saved, FormatError, "size of objects.json")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"run": {"tags": {1}}}, r"user_metadata\.run\.tags: cannot store a builtins.set"),
+        ({"notes": "x" * (1 << 20)}, "user_metadata is too large"),
+        (5, "user_metadata is 5: give a dict"),
+    ],
+)
+def test_metadata_that_cannot_be_stored_is_refused_before_anything_is_written(
+    tmp_path: Path, metadata: Any, words: str
+) -> None:
+    for save in (checkpoint.save, checkpoint.async_save):
+        with pytest.raises(StateError, match=words):
+            save(tmp_path / "c", {"extra": {"n": 1}}, user_metadata=metadata)
+    assert not (tmp_path / "c").exists()
+
+
+def test_metadata_is_stored_as_it_was_when_save_was_called(tmp_path: Path) -> None:
+    metadata: dict[str, Any] = {"run": {"tags": ["a"]}}
+
+    class Changing:
+        def state_dict(self) -> dict[str, object]:
+            metadata["run"]["tags"].append("b")
+            return {"n": 1}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    checkpoint.async_save(tmp_path / "c", {"it": Changing()}, user_metadata=metadata).result()
+    stored = StoredCheckpoint.open(Store(tmp_path / "c")).manifest.user_metadata
+    assert stored == {"run": {"tags": ["a"]}}
