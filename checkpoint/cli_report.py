@@ -47,8 +47,8 @@ def report(
         if trace is not None:
             written.append((trace, trace_json(spans)))
         for place, data in written:
-            folder, _, name = place.rpartition("/")
-            Store(folder or ".").write(name, data)
+            folder, slash, name = place.rpartition("/")
+            Store(folder or slash or ".").write(name, data)
             show(f"{place}: written")
 
 

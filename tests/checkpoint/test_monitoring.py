@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -191,3 +192,15 @@ def test_the_command_refuses_what_it_cannot_use_in_one_line(tmp_path: Path) -> N
         assert done.exit_code == 2
         assert re.search(words, done.stderr)
         assert not (tmp_path / "x.html").exists()
+
+
+def test_a_report_may_go_to_the_root_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(tmp_path / "spans"):
+        checkpoint.save(tmp_path / "c", {"extra": {"n": 1}})
+    (spans,) = (tmp_path / "spans").iterdir()
+    opened = Mock()
+    monkeypatch.setattr("checkpoint.cli_report.Store", opened)
+    done = CliRunner().invoke(app, ["report", str(spans), "--out", "/x.html"])
+    assert done.exit_code == 0, done.output
+    opened.assert_called_once_with("/")
+    assert opened.return_value.write.call_args.args[0] == "x.html"
