@@ -32,6 +32,7 @@ _HIDDEN: Final = re.compile(r"\.storage-[0-9a-f]{32}\.tmp")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
 _LOCAL_SCHEMES: Final = ("file://", "local://")
+_LOCALHOST: Final = "file://localhost/"  # the same as file:///
 
 
 def check_prefix(path: str) -> str:
@@ -95,6 +96,8 @@ def is_local(url: str) -> bool:
 
 def local_root(url: str) -> Path:
     """Absolute path of a local URL or plain path; ``~`` is the home directory. Symbolic links stay."""
+    if url.startswith(_LOCALHOST):
+        url = url.removeprefix(_LOCALHOST[:-1])
     for scheme in _LOCAL_SCHEMES:
         url = url.removeprefix(scheme)
     return Path(os.path.abspath(Path(url).expanduser()))  # noqa: PTH100 - Path.resolve would follow links

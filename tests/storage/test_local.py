@@ -33,6 +33,7 @@ def test_plain_paths_and_file_urls_are_the_same(tmp_path: Path, monkeypatch: pyt
         Store("runs/x/"),
         Store(tmp_path / "runs" / "x"),
         Store(f"file://{tmp_path}/runs/x"),
+        Store(f"file://localhost{tmp_path}/runs/x"),
         Store("./runs/x"),
     ]
     assert {store.url for store in stores} == {f"{tmp_path}/runs/x"}
