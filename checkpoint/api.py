@@ -214,13 +214,22 @@ os.register_at_fork(after_in_child=_forget_sessions)
 
 
 def session_of(process_group: dist.ProcessGroup | None) -> Session:
-    """The session of a process group; of this process alone where torch.distributed is not initialised."""
+    """The session of a process group; of this process alone where torch.distributed is not initialised.
+
+    Raises:
+        ValueError: This rank is not in the group.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         if not _alone:
             _alone.append(Session(Coordinator(HashStore(), 0, 1)))
         return _alone[0]
     group = process_group if process_group is not None else dist.group.WORLD
-    assert group is not None
+    if not isinstance(
+        group, dist.ProcessGroup
+    ):  # torch gives ranks that are not in a group something else for it
+        raise ValueError(
+            f"process_group is {group!r:.60}: rank {dist.get_rank()} is not in it, so it cannot take part"
+        )
     session = _sessions.get(group)
     if session is None:
         store = PrefixStore("omniload.checkpoint", group.get_group_store())

@@ -8,21 +8,29 @@ from pathlib import PurePosixPath
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
 from checkpoint.cli_cat import cat
-from checkpoint.cli_common import EXIT_USER_ERROR, PathArgument, progress_bar, size_text, user_errors
+from checkpoint.cli_common import (
+    EXIT_USER_ERROR,
+    PathArgument,
+    console,
+    progress_bar,
+    show,
+    show_error,
+    size_text,
+    user_errors,
+)
 from checkpoint.cli_diff import diff
 from checkpoint.cli_gc import gc
 from checkpoint.cli_report import report
-from checkpoint.errors import NotACheckpoint
+from checkpoint.errors import CheckpointError, NotACheckpoint
 from checkpoint.format.index import TensorRow
 from checkpoint.format.manifest import MANIFEST
 from checkpoint.stored import StoredCheckpoint
 from storage import Store
-from storage.errors import BadRequest
+from storage.errors import BadRequest, StorageError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,7 +69,7 @@ class FloatType(StrEnum):
 def list_checkpoints(
     root: Annotated[str, typer.Argument(help="Directory or URL that holds checkpoints.", show_default=False)],
 ) -> None:
-    """List the committed checkpoints in a directory."""
+    """List the committed checkpoints in a directory; ends with code 2 if one of them cannot be read."""
     with user_errors():
         store = Store(root)
         found = [store.sub(name) for name in store.list_dirs() if store.exists(f"{name}/{MANIFEST}")]
@@ -70,8 +78,14 @@ def list_checkpoints(
         if not found:
             raise NotACheckpoint(f"{store.url}: no committed checkpoint in it; check the path")
         table = Table("checkpoint", "step", "created", "ranks", "tensors", "size", box=None)
+        unreadable = False
         for one in found:
-            checkpoint = StoredCheckpoint.open(one)
+            try:
+                checkpoint = StoredCheckpoint.open(one)
+            except (CheckpointError, StorageError) as error:
+                unreadable = True
+                show_error(error)
+                continue
             manifest, tables = checkpoint.manifest, checkpoint.tables
             table.add_row(
                 PurePosixPath(one.url).name,
@@ -81,7 +95,10 @@ def list_checkpoints(
                 str(len(tables.tensors)),
                 size_text(sum(tensor.num_bytes for tensor in tables.tensors)),
             )
-        Console().print(table)
+        if table.row_count:
+            console().print(table)
+        if unreadable:
+            raise typer.Exit(EXIT_USER_ERROR)
 
 
 @app.command()
@@ -90,19 +107,17 @@ def inspect(path: PathArgument) -> None:
     with user_errors():
         checkpoint = StoredCheckpoint.open(Store(path))
         manifest, tables = checkpoint.manifest, checkpoint.tables
-        console = Console(soft_wrap=True)
+        out = console(soft_wrap=True)
         num_bytes = sum(tensor.num_bytes for tensor in tables.tensors)
-        console.print(
+        out.print(
             f"{checkpoint.store.url}\nstep {manifest.step}, created {manifest.created}, attempt {manifest.attempt}\n"
             f"written by {', '.join(f'{key} {value}' for key, value in manifest.writer.items())}\n"
             f"{len(tables.tensors)} tensors, {size_text(num_bytes)} in {len(tables.files)} files",
-            highlight=False,
-            markup=False,
         )
         for name, value in manifest.user_metadata.items():
-            console.print(f"{name}: {value}", highlight=False, markup=False)
+            out.print(f"{name}: {value}")
         for group in sorted({*(tensor.group for tensor in tables.tensors), *checkpoint.objects}):
-            console.print(_group_tree(checkpoint, group), highlight=False, markup=False)
+            out.print(_group_tree(checkpoint, group))
 
 
 @app.command()
@@ -116,10 +131,10 @@ def verify(path: PathArgument) -> None:
         with progress_bar("verifying", num_bytes) as advance:
             report = verify_checkpoint(checkpoint, advance)
         for problem in report.problems:
-            typer.echo(f"error: {problem}", err=True)
+            show_error(problem)
         if report.problems:
             raise typer.Exit(EXIT_USER_ERROR)
-        typer.echo(
+        show(
             f"{checkpoint.store.url}: {report.num_tensors} tensors, {size_text(report.num_bytes)} in "
             f"{report.num_files} files verified"
         )
@@ -156,7 +171,7 @@ def convert(
                 dtype=None if dtype is None else dtype.value,
                 progress=advance,
             )
-        typer.echo(
+        show(
             f"{target.url}: {report.num_tensors} tensors, {size_text(report.num_bytes)} in "
             f"{len(report.files)} files written"
         )

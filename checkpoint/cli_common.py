@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +26,13 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, StorageError, BadRequest) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        show_error(error)
         raise typer.Exit(EXIT_USER_ERROR) from None
+
+
+def show_error(error: object) -> None:
+    """Print one line on stderr."""
+    typer.echo(f"error: {' '.join(str(error).split())}", err=True)
 
 
 @contextmanager
@@ -44,6 +50,13 @@ def show(text: str) -> None:
     """Print text on stdout; what its encoding lacks, such as names that are no UTF-8, in escapes."""
     encoding = sys.stdout.encoding or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def console(*, soft_wrap: bool = False) -> Console:
+    """A console on stdout that prints names as they are, and what the encoding lacks in escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return Console(soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
 
 
 def size_text(num_bytes: int) -> str:

@@ -269,7 +269,8 @@ class Coordinator:
         limit_s = self._collecting_s(self._tree.height(self.rank) - 1, timeout_s) + _grace_s(timeout_s)
         late = {leading[index] for index in self._wait([f"{key}/from/{one}" for one in leading], limit_s)}
         for child in absent:
-            own.missing += self._absent(key, child)
+            # One that came just now is not heard any more either.
+            own.missing += self._absent(key, child) or [child]
         own.missing += late
         heard = [child for child in arrived if child not in late]
         for child in heard:
