@@ -17,7 +17,7 @@ from checkpoint.engine.match import DtypePolicy, LoadOptions
 from checkpoint.engine.options import SaveOptions
 from checkpoint.engine.save import Saver
 from checkpoint.frameworks.state import capture, finish, targets
-from checkpoint.frameworks.values import Leeway, LocalTensor, Stored
+from checkpoint.frameworks.values import Found, Leeway, LocalTensor, Stored
 from checkpoint.handle import SaveHandle, SaveReport
 from storage import Store
 
@@ -143,8 +143,10 @@ def load(
     Args:
         path: Directory or URL of the checkpoint, or an open store.
         state: As for :func:`save`; may have fewer groups than were saved.
-        strict: Raise for tensors that only the state or only the checkpoint has; otherwise report them.
-        allow_missing: Groups, or patterns of ``group/key``, that the checkpoint may lack although ``strict``.
+        strict: Raise for groups and plain values that only the state has, and for tensors that only the state or only
+            the checkpoint has; otherwise report them, and leave what is missing as it is.
+        allow_missing: Groups, or patterns of ``group/key`` for tensors and plain values, that the checkpoint may lack
+            although ``strict``.
         allow_unexpected: Groups, or patterns of ``group/key``, that the state may lack although ``strict``.
         dtype_policy: ``"same"`` refuses tensors of another element type, ``"widen"`` accepts floating-point types whose
             every value the state's type can hold, ``"convert"`` any floating-point type, rounding to nearest.
@@ -172,9 +174,9 @@ def load(
         verify=verify,
         timeout_s=timeout_s,
     )
-    leeway = Leeway(strict=strict, may_become=options.may_become)
+    leeway = Leeway(strict=strict, allow_missing=options.allow_missing, may_become=options.may_become)
 
-    def find(stored: Stored) -> Sequence[LocalTensor]:
+    def find(stored: Stored) -> Found:
         return targets(state, stored, leeway)
 
     def apply(

@@ -20,7 +20,7 @@ from checkpoint.engine.views import Views
 from checkpoint.errors import CoordinationTimeout
 from checkpoint.format.manifest import MANIFEST, decode_manifest, read_manifest
 from checkpoint.frameworks.rng import derive_rng
-from checkpoint.frameworks.values import LocalTensor, Stored
+from checkpoint.frameworks.values import Found, LocalTensor, Stored
 from checkpoint.stored import StoredCheckpoint
 from storage import Store
 from storage.spans import span
@@ -35,7 +35,8 @@ class LoadReport:
         step: Its step number, if it has one.
         attempt: Id of the committed attempt.
         matched: Tensors that this rank's state has and that were filled, as ``group/key``; an optimizer's included.
-        missing: Tensors of the state that the checkpoint lacks, left as they were; on this rank.
+        missing: What of the state the checkpoint lacks, left as it was; on this rank. Groups by their names, tensors
+            and plain values of other groups as ``group/key``.
         unexpected: Tensors of the checkpoint that no rank's state has; only in groups that the state names.
         converted: Those of ``matched`` whose element type is not the stored one.
         rng_restored: Whether the generators of random numbers were set back to what this rank saved. On another
@@ -63,7 +64,7 @@ class LoadReport:
         return len(self.matched)
 
 
-Targets = Callable[[Stored], Sequence[LocalTensor]]
+Targets = Callable[[Stored], Found]
 Finish = Callable[[Stored, Sequence[LocalTensor], Mapping[str, object] | None], None]
 
 _RoundOf = Callable[[str, Callable[[], bytes], Callable[[list[bytes]], bytes | list[bytes]]], bytes]
@@ -150,7 +151,7 @@ class Loader:
             step=manifest.step,
             attempt=manifest.attempt,
             matched=tuple(f"{tensor.group}/{tensor.key}" for tensor in plan.own.match.targets),
-            missing=tuple(plan.own.match.missing),
+            missing=tuple(sorted(plan.own.match.missing)),
             unexpected=plan.unexpected,
             converted=tuple(plan.own.match.converted),
             rng_restored=plan.own.rank_objects is not None,

@@ -13,7 +13,7 @@ import torch
 from checkpoint.engine.views import Wanted
 from checkpoint.errors import MismatchError
 from checkpoint.format.index import Tables
-from checkpoint.frameworks.values import LocalTensor
+from checkpoint.frameworks.values import Found, LocalTensor
 from checkpoint.patterns import fits
 from checkpoint.planner import torch_dtype
 from checkpoint.stored import StoredCheckpoint
@@ -31,7 +31,7 @@ class LoadOptions:
 
     Attributes:
         strict: Raise for tensors that only the state or only the checkpoint has.
-        allow_missing: Patterns of tensors that the checkpoint may lack all the same.
+        allow_missing: Patterns of tensors and plain values that the checkpoint may lack all the same.
         allow_unexpected: Patterns of tensors that the state may lack all the same.
         dtype_policy: Which element types may differ: ``"same"`` none, ``"widen"`` floating-point types whose every
             value the state's type holds, ``"convert"`` any floating-point types.
@@ -105,7 +105,7 @@ class Match:
     Attributes:
         targets: Tensors of the state that the checkpoint has.
         ids: Id of each of them in the checkpoint.
-        missing: Tensors of the state that it lacks, as ``group/key``.
+        missing: What of the state it lacks: groups by their names, tensors and plain values as ``group/key``.
         converted: Tensors whose element type changes, as ``group/key``.
         wanted: The boxes to fill.
     """
@@ -117,18 +117,16 @@ class Match:
     wanted: list[Wanted]
 
 
-def match(
-    checkpoint: StoredCheckpoint, view: StoredView, targets: Sequence[LocalTensor], options: LoadOptions
-) -> Match:
+def match(checkpoint: StoredCheckpoint, view: StoredView, where: Found, options: LoadOptions) -> Match:
     """Find the stored tensor of each target.
 
     Raises:
         MismatchError: The checkpoint lacks one, or has it with another shape or element type; names them.
     """
-    found = Match(targets=[], ids=[], missing=[], converted=[], wanted=[])
+    found = Match(targets=[], ids=[], missing=list(where.missing), converted=[], wanted=[])
     problems: list[str] = []
     refused: list[str] = []
-    for tensor in targets:
+    for tensor in where.tensors:
         name = f"{tensor.group}/{tensor.key}"
         tensor_id = checkpoint.tensor_ids.get((tensor.group, tensor.key))
         if tensor_id is None:

@@ -120,23 +120,29 @@ class ModuleGroup:
         """The live tensors, each under that of its names which is stored.
 
         Raises:
-            MismatchError: If ``strict`` and a tensor is stored only as an alias of another one, or extra state
-                differs.
+            MismatchError: If a tensor is stored only as an alias of another one and may not be missing, or if
+                strict and there is extra state that the module has no place for.
         """
         found = []
         for at, one in ((at, one) for at, held in self.held.items() for one in held):
             key = next((name for name in one.names if name in rows), one.names[0])
-            if leeway.strict and key not in rows and key in stored["aliases"]:
+            if key not in rows and key in stored["aliases"] and not leeway.may_lack(self.name, key):
                 raise MismatchError(
                     f"{self.name}: {key} is tied to {stored['aliases'][key]} in the checkpoint but not in the "
-                    "module; tie them before loading, or load with strict=False"
+                    "module; tie them before loading, name it in allow_missing, or load with strict=False"
                 )
             found.append(describe(self.name, key, self._memory[at], one.part))
-        differing = sorted(self._extra.keys() ^ stored["extra"].keys())
-        if leeway.strict and differing:
-            where = "checkpoint" if differing[0] in self._extra else "module"
-            raise MismatchError(f"{self.name}: extra state {differing[0]} is missing in the {where}")
+        unexpected = sorted(stored["extra"].keys() - self._extra.keys())
+        if leeway.strict and unexpected:
+            raise MismatchError(
+                f"{self.name}: the checkpoint has extra state {unexpected[0]}, the module has not; load into the "
+                "module that was saved, or pass strict=False to leave it out"
+            )
         return found
+
+    def missing(self, stored: Mapping[str, Any]) -> list[str]:
+        """Names of extra state that is not stored."""
+        return sorted(self._extra.keys() - stored.get("extra", {}).keys())
 
     def apply(self, stored: Mapping[str, Any], targets: list[LocalTensor]) -> None:
         """Hand extra state to the modules that own it, and let FSDP1 gather anew."""

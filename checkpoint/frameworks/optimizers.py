@@ -186,6 +186,10 @@ class OptimizerGroup:
                 found.append(LocalTensor.of(self.name, key, live))
         return found
 
+    def missing(self, stored: Mapping[str, Any]) -> list[str]:
+        """None: hyperparameters that are not stored stay as they are."""
+        return []
+
     def apply(self, stored: Mapping[str, Any], targets: list[LocalTensor]) -> None:
         """Replace state and hyperparameters by the stored ones.
 

@@ -22,6 +22,7 @@ from checkpoint.frameworks.trees import TreeGroup, plain
 from checkpoint.frameworks.values import (
     NO_LEEWAY,
     CapturedState,
+    Found,
     Group,
     Leeway,
     LocalTensor,
@@ -29,7 +30,7 @@ from checkpoint.frameworks.values import (
     Stored,
 )
 
-__all__ = ["CapturedState", "Leeway", "LocalTensor", "Stored", "capture", "finish", "targets"]
+__all__ = ["CapturedState", "Found", "Leeway", "LocalTensor", "Stored", "capture", "finish", "targets"]
 
 
 @runtime_checkable
@@ -66,6 +67,10 @@ class StatefulGroup:
         """None: its state is plain values."""
         return []
 
+    def missing(self, stored: Mapping[str, Any]) -> list[str]:
+        """None: it is stored as a whole."""
+        return []
+
     def apply(self, stored: Mapping[str, Any], targets: list[LocalTensor]) -> None:
         """Hand the stored state over."""
         self._value.load_state_dict(plain(self.name, stored["value"]))
@@ -88,8 +93,8 @@ def capture(state: Mapping[str, object]) -> CapturedState:
     return CapturedState(tensors=_sorted(tensors), objects=objects, rank_objects={"rng": capture_rng()})
 
 
-def targets(state: Mapping[str, object], stored: Stored, leeway: Leeway = NO_LEEWAY) -> list[LocalTensor]:
-    """Where the stored tensors go, without changing anything live.
+def targets(state: Mapping[str, object], stored: Stored, leeway: Leeway = NO_LEEWAY) -> Found:
+    """Where the stored tensors go, and what else has no stored value, without changing anything live.
 
     Optimizer state that does not exist yet is allocated from the stored rows; no step is taken. The list holds
     every live tensor of modules and trees, stored or not, and of optimizers every stored tensor that has a
@@ -101,20 +106,31 @@ def targets(state: Mapping[str, object], stored: Stored, leeway: Leeway = NO_LEE
         stored: The checkpoint.
         leeway: How far the two may differ.
 
-    Returns:
-        Sorted by (group, key).
-
     Raises:
-        MismatchError: If a group is not stored or of another kind, or (when strict) its objects differ.
+        MismatchError: If a group or plain value is not stored and may not be missing, if a group is of another kind,
+            or (when strict) its objects differ.
         StateError: As for :func:`capture`.
     """
     rows: dict[str, dict[str, Any]] = {}
     for (name, key), row in stored.tensors.items():
         rows.setdefault(name, {})[key] = row
     found: list[LocalTensor] = []
+    missing: list[str] = []
     for name, group in _groups(state).items():
-        found += group.targets(rows.get(name, {}), _stored_objects(stored, name, group), leeway)
-    return _sorted(found)
+        if name not in stored.objects:
+            _check_group_may_lack(name, group, stored, leeway)
+            missing.append(name)
+            continue
+        objects = _stored_objects(stored, name, group)
+        found += group.targets(rows.get(name, {}), objects, leeway)
+        for key in group.missing(objects):
+            if not leeway.may_lack(name, key):
+                raise MismatchError(
+                    f"'{name}/{key}' is not in the checkpoint; load the state that was saved, name it in "
+                    "allow_missing, or pass strict=False to leave it as it is"
+                )
+            missing.append(f"{name}/{key}")
+    return Found(tensors=_sorted(found), missing=missing)
 
 
 def finish(
@@ -131,11 +147,11 @@ def finish(
     Args:
         state: The same as for :func:`targets`.
         stored: The same as for :func:`targets`.
-        targets: What :func:`targets` gave, holding the stored bytes.
+        targets: The tensors that :func:`targets` gave, holding the stored bytes.
         rank_objects: What this rank captured, if the checkpoint was saved on as many ranks; None leaves the
             random number generators alone.
     """
-    groups = _groups(state)
+    groups = {name: group for name, group in _groups(state).items() if name in stored.objects}
     arrived: dict[str, list[LocalTensor]] = {name: [] for name in groups}
     for target in targets:
         arrived[target.group].append(target)
@@ -185,12 +201,18 @@ def _groups(state: Mapping[str, object]) -> dict[str, Group]:
     return groups
 
 
+def _check_group_may_lack(name: str, group: Group, stored: Stored, leeway: Leeway) -> None:
+    """Check that the checkpoint may lack all of a group; one without keys by the name alone."""
+    keys = [*(tensor.key for tensor in group.tensors()), *group.missing({})] or [""]
+    if not all(leeway.may_lack(name, key) for key in keys):
+        raise MismatchError(
+            f"'{name}' is not in the checkpoint, which holds {', '.join(sorted(stored.objects))}; leave it out of the "
+            "load, name it in allow_missing, or pass strict=False to leave it as it is"
+        )
+
+
 def _stored_objects(stored: Stored, name: str, group: Group) -> Mapping[str, Any]:
     """The stored objects of a group, of the same kind."""
-    if name not in stored.objects:
-        raise MismatchError(
-            f"'{name}' is not in the checkpoint, which holds {', '.join(sorted(stored.objects))}"
-        )
     objects = stored.objects[name]
     kind = objects.get("kind") if isinstance(objects, dict) else None
     if not isinstance(objects, dict) or kind != group.kind:

@@ -16,6 +16,8 @@ Tree: TypeAlias = dict[Any, Any] | list[Any]
 
 _TENSORS: Final = (torch.Tensor, FlatShard)
 
+_ABSENT: Final = object()  # what the checkpoint has where it has nothing: None is a value
+
 
 def plain(path: str, value: object) -> Any:
     """A private copy of a tree of plain values; tuples become lists.
@@ -90,11 +92,14 @@ class TreeGroup:
         """The live tensors of the tree.
 
         Raises:
-            MismatchError: If the tree and the stored one differ in structure, or, when ``strict``, if a live
-                leaf has no stored value.
+            MismatchError: If the tree and the stored one differ in structure.
         """
-        _check_merge(self.name, self.value, stored["value"], strict=leeway.strict)
+        _check_merge(self.name, self.value, stored["value"])
         return self.tensors()
+
+    def missing(self, stored: Mapping[str, object]) -> list[str]:
+        """Paths of the live plain values that have no stored one."""
+        return [".".join(path) for path in _missing(self.value, stored.get("value", _ABSENT), ())]
 
     def apply(self, stored: Mapping[str, object], targets: list[LocalTensor]) -> None:
         """Put the stored leaves into the live tree."""
@@ -132,18 +137,14 @@ def _without_tensors(value: object) -> object:
     return None if isinstance(value, _TENSORS) else value
 
 
-def _check_merge(path: str, live: object, stored: object, *, strict: bool) -> None:
-    """Raise where ``_merge`` would lose a live container, a live tensor or (when strict) a live leaf."""
+def _check_merge(path: str, live: object, stored: object) -> None:
+    """Raise where ``_merge`` would lose a live container or a live tensor."""
     if isinstance(live, dict):
         if not isinstance(stored, dict):
             raise MismatchError(f"{path}: the state has a dict here, the checkpoint {type(stored).__name__}")
         for key, item in live.items():
             if key in stored:
-                _check_merge(f"{path}.{key}", item, stored[key], strict=strict)
-            elif strict and not isinstance(item, _TENSORS):
-                raise MismatchError(
-                    f"{path}.{key}: not in the checkpoint; remove it or load with strict=False"
-                )
+                _check_merge(f"{path}.{key}", item, stored[key])
     elif isinstance(live, list | tuple):
         if not isinstance(stored, list):
             raise MismatchError(f"{path}: the state has a list here, the checkpoint {type(stored).__name__}")
@@ -154,7 +155,23 @@ def _check_merge(path: str, live: object, stored: object, *, strict: bool) -> No
                 )
             for index, (item, saved) in enumerate(zip(live, stored, strict=True)):
                 if not isinstance(item, _TENSORS):
-                    _check_merge(f"{path}.{index}", item, saved, strict=strict)
+                    _check_merge(f"{path}.{index}", item, saved)
+
+
+def _missing(live: object, stored: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Paths of what ``_merge`` leaves as it is, but tensors; a list without tensors is one value."""
+    if isinstance(live, _TENSORS):
+        return
+    if isinstance(live, dict) and live:
+        known = stored if isinstance(stored, dict) else {}
+        for key, item in live.items():
+            yield from _missing(item, known.get(key, _ABSENT), (*path, str(key)))
+    elif isinstance(live, list | tuple) and any(_tensors(live, ())):
+        items = stored if isinstance(stored, list) else [_ABSENT] * len(live)
+        for index, (item, saved) in enumerate(zip(live, items, strict=True)):
+            yield from _missing(item, saved, (*path, str(index)))
+    elif stored is _ABSENT:
+        yield path
 
 
 def _merge(live: Any, stored: Any) -> Any:

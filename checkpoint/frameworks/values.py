@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -11,6 +11,7 @@ import torch
 
 from checkpoint.boxes import Box
 from checkpoint.frameworks.layout import tensor_boxes
+from checkpoint.patterns import fits
 
 # Key to dtype and global shape of the stored tensors of one group.
 Rows: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -82,14 +83,33 @@ class Leeway:
 
     Attributes:
         strict: Refuse objects that do not fit; otherwise load what does.
+        allow_missing: Patterns of what the checkpoint may lack although ``strict``.
         may_become: Whether what is stored in one element type, the first, may be loaded into another.
     """
 
     strict: bool = True
+    allow_missing: tuple[str, ...] = ()
     may_become: Callable[[torch.dtype, torch.dtype], bool] = operator.eq
+
+    def may_lack(self, group: str, key: str) -> bool:
+        """Whether the checkpoint may lack a tensor or a plain value of the state."""
+        return not self.strict or any(fits(pattern, group, key) for pattern in self.allow_missing)
 
 
 NO_LEEWAY: Final = Leeway()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Found:
+    """Where a checkpoint goes in a state.
+
+    Attributes:
+        tensors: Where its tensors go, sorted by (group, key).
+        missing: What else of the state the checkpoint lacks: groups by their names, plain values as ``group/key``.
+    """
+
+    tensors: Sequence[LocalTensor]
+    missing: Sequence[str] = ()
 
 
 class Stored(Protocol):
@@ -135,6 +155,10 @@ class Group(Protocol):
         Raises:
             MismatchError: If the stored objects do not fit the live ones.
         """
+        ...
+
+    def missing(self, stored: Mapping[str, object]) -> list[str]:
+        """Keys of live plain values that the stored objects, which fit otherwise, lack; of all where there are none."""
         ...
 
     def apply(self, stored: Mapping[str, object], targets: list[LocalTensor]) -> None:

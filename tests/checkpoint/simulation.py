@@ -21,7 +21,7 @@ from checkpoint.engine.load import Loader, LoadReport
 from checkpoint.engine.match import LoadOptions
 from checkpoint.engine.save import SaveOptions, Saver
 from checkpoint.frameworks.layout import dtensor_boxes
-from checkpoint.frameworks.values import CapturedState, LocalTensor, Stored
+from checkpoint.frameworks.values import CapturedState, Found, LocalTensor, Stored
 from checkpoint.handle import SaveReport
 from storage import Store
 
@@ -180,7 +180,7 @@ def load_simulated(
         report = Loader(coordinator, machine).load(
             stores[coordinator.rank] if stores else store,
             ["model"],
-            lambda _: mine,
+            lambda _: Found(tensors=mine),
             finish,
             LoadOptions(strict=strict, verify=verify, timeout_s=timeout_s),
         )

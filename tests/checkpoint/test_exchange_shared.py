@@ -32,6 +32,7 @@ from checkpoint.engine.load import Loader
 from checkpoint.engine.match import LoadOptions
 from checkpoint.errors import CoordinationTimeout, CorruptCheckpoint, RanksFailed
 from checkpoint.format.digest import PIECE_BYTES
+from checkpoint.frameworks.values import Found
 from storage import Store
 from storage.spans import Span, add_listener, remove_listener
 from tests.checkpoint.counting_store import CountingStore
@@ -153,7 +154,9 @@ def test_damage_reaches_no_rank(tmp_path: Path) -> None:
     def load(coordinator: Coordinator) -> None:
         mine = [held("big", filled[coordinator.rank], whole)]
         options = LoadOptions(timeout_s=600)
-        Loader(coordinator).load(Store(tmp_path), ["model"], lambda _: mine, lambda *_: None, options)
+        Loader(coordinator).load(
+            Store(tmp_path), ["model"], lambda _: Found(tensors=mine), lambda *_: None, options
+        )
 
     with messages() as found:
         errors = raised_by_ranks(3, load)
@@ -230,7 +233,7 @@ def _killed(rank: int, port: int, path: Path, results: Any) -> None:
     """A load of which rank 1 dies while it copies from shared memory."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     num_copied = itertools.count(1)
-    seen_s = [0.0]
+    seen_s = [time.monotonic()]  # of a rank that had not come so far when the other died, the time from here
 
     def listen(span: Span) -> None:
         if span.name == "checkpoint.exchange" and span.attributes["shared"] and next(num_copied) == 3:
@@ -243,7 +246,7 @@ def _killed(rank: int, port: int, path: Path, results: Any) -> None:
     mine = [held("big", torch.zeros_like(_BIG), [Box.whole(_BIG.shape)])]
     try:
         Loader(Coordinator(store, rank, 3)).load(
-            Store(path), ["model"], lambda _: mine, lambda *_: None, LoadOptions(timeout_s=3)
+            Store(path), ["model"], lambda _: Found(tensors=mine), lambda *_: None, LoadOptions(timeout_s=3)
         )
         message, kind = "", ""
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,113 @@ def test_tensors_that_share_memory_are_refused_where_they_differ_in_the_checkpoi
     assert not live.any()
     checkpoint.load(tmp_path / "equal", {"extra": shared})
     assert torch.equal(live, weight)
+
+
+class Counter:
+    """A stateful object."""
+
+    count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+
+def fresh(path: Path) -> dict[str, Any]:
+    """A state of which the checkpoint at a path has the model only."""
+    save(path)
+    module = zeroed(model())
+    return {
+        "model": module,
+        "optimizer": torch.optim.SGD(module.parameters(), lr=0.5),
+        "ema": {"w": torch.full((2,), 7.0), "step": 3},
+        "loader": Counter(),
+        "empty": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strict": False},
+        {"allow_missing": ["ema", "optimizer", "loader", "empty"]},
+        {"allow_missing": ["ema/w", "*/step", "optimizer/*", "l*/*", "empty/"]},
+    ],
+)
+def test_groups_that_the_checkpoint_may_lack_stay_and_are_reported(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    state = fresh(tmp_path / "c")
+    state["loader"].count = 5
+    report = checkpoint.load(tmp_path / "c", state, **options)
+    assert report.missing == ("ema", "empty", "loader", "optimizer")
+    assert report.matched == ("model/0.bias", "model/0.weight")
+    assert state["model"][0].weight.any()
+    assert (state["ema"]["w"].tolist(), state["ema"]["step"], state["loader"].count) == ([7.0, 7.0], 3, 5)
+    assert state["optimizer"].param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "allowed", [(), ("ema/w",), ("ema/step",)], ids=["nothing", "its tensor", "its value"]
+)
+def test_a_group_of_which_something_may_not_be_missing_is_refused_with_the_way_out(
+    tmp_path: Path, allowed: tuple[str, ...]
+) -> None:
+    state = {"ema": fresh(tmp_path / "c")["ema"]}
+    with pytest.raises(
+        MismatchError, match=r"'ema' is not in .* name it in allow_missing, or pass strict=False"
+    ):
+        checkpoint.load(tmp_path / "c", state, allow_missing=allowed)
+
+
+def test_plain_values_that_the_checkpoint_may_lack_stay_and_are_reported(tmp_path: Path) -> None:
+    saved: dict[str, Any] = {"a": 1, "deep": [torch.ones(1), {}], "none": None}
+    checkpoint.save(tmp_path / "c", {"extra": saved})
+    live: dict[str, Any] = {
+        "a": 0,
+        "b": 2,
+        "none": 3,
+        "new": {"list": [1, 2], "w": torch.zeros(1), "empty": {}},
+        "deep": [torch.zeros(1), {"c": 4}],
+    }
+    missing = ("extra/b", "extra/deep.1.c", "extra/new.empty", "extra/new.list", "extra/new.w")
+    for options in ({"strict": False}, {"allow_missing": missing}, {"allow_missing": ["extra"]}):
+        state = copy.deepcopy(live)
+        report = checkpoint.load(tmp_path / "c", {"extra": state}, **options)  # type: ignore[arg-type]
+        assert report.missing == missing
+        assert (state["a"], state["b"], state["none"], state["deep"][1]) == (1, 2, None, {"c": 4})
+        assert state["deep"][0].item() == 1.0
+        assert state["new"]["list"] == [1, 2]
+    for name in missing:
+        others = [other for other in missing if other != name]
+        with pytest.raises(MismatchError, match=rf"{name}\b.*(?=.*allow_missing)(?=.*strict=False)"):
+            checkpoint.load(tmp_path / "c", {"extra": copy.deepcopy(live)}, allow_missing=others)
+
+
+class WithExtra(nn.Linear):
+    """A module with extra state."""
+
+    def get_extra_state(self) -> int:
+        return 5
+
+    def set_extra_state(self, state: int) -> None:
+        raise AssertionError("there is none")
+
+
+def test_extra_state_that_the_checkpoint_may_lack_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path / "c")
+    live = nn.Sequential(WithExtra(3, 3))
+    report = checkpoint.load(tmp_path / "c", {"model": live}, allow_missing=["model/*._extra_state"])
+    assert report.missing == ("model/0._extra_state",)
+
+
+def test_an_untied_tensor_that_the_checkpoint_may_lack_is_left_alone(tmp_path: Path) -> None:
+    tied = model(layers=2)
+    tied[1].weight = tied[0].weight
+    checkpoint.save(tmp_path / "c", {"model": tied})
+    untied = zeroed(model(layers=2))
+    report = checkpoint.load(tmp_path / "c", {"model": untied}, allow_missing=["model/1.weight"])
+    assert report.missing == ("model/1.weight",)
+    assert not untied[1].weight.any()

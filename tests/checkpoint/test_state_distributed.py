@@ -135,7 +135,7 @@ def resume(saved_on, resumed_on, optimizer):
     train(state, steps=2, seed=1)
     stored = gathered(state)
     resumed = make(resumed_on, optimizer, seed=2)
-    found = targets(resumed, stored)
+    found = targets(resumed, stored).tensors
     assert not resumed["optimizer"].state
     stored.read(found)
     finish(resumed, stored, found)
@@ -180,7 +180,9 @@ def generators(rank):
     torch.manual_seed(rank)
     stored = gathered({"extra": {}})
     expected = torch.rand(2)
-    finish({"extra": {}}, stored, targets({"extra": {}}, stored), rank_objects=stored.rank_objects[rank])
+    finish(
+        {"extra": {}}, stored, targets({"extra": {}}, stored).tensors, rank_objects=stored.rank_objects[rank]
+    )
     assert torch.equal(torch.rand(2), expected)
 
 
