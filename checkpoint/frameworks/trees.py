@@ -20,7 +20,7 @@ _ABSENT: Final = object()  # what the checkpoint has where it has nothing: None 
 
 
 def plain(path: str, value: object) -> Any:
-    """A private copy of a tree of plain values; tuples become lists.
+    """A private copy of a tree of plain values.
 
     Args:
         path: What to call the value in errors.
@@ -36,24 +36,26 @@ def plain(path: str, value: object) -> Any:
     if isinstance(value, dict):
         return {key: plain(f"{path}.{key}", item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(f"{path}.{index}", item) for index, item in enumerate(value)]
+        items = [plain(f"{path}.{index}", item) for index, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
     hint = "put tensors in a dict of the state" if isinstance(value, torch.Tensor) else "convert it first"
     raise StateError(
-        f"{path}: cannot save a {type(value).__name__} here, only dict, list, str, int, float, bool, None and "
-        f"bytes; {hint}"
+        f"{path}: cannot save a {type(value).__name__} here, only dict, list, tuple, str, int, float, bool, None "
+        f"and bytes; {hint}"
     )
 
 
 def like(live: object, stored: Any) -> Any:
-    """A private copy of a stored value, with tuples where the live value has them."""
+    """A private copy of a stored value, with lists and tuples where the live value has them."""
     if isinstance(stored, dict):
         at = live if isinstance(live, dict) else {}
         return {key: like(at.get(key), item) for key, item in stored.items()}
-    if isinstance(stored, list):
+    if isinstance(stored, list | tuple):
         items = live if isinstance(live, list | tuple) else ()
         known = [*items[: len(stored)], *[None] * (len(stored) - len(items))]
         copy = [like(old, item) for old, item in zip(known, stored, strict=True)]
-        return tuple(copy) if isinstance(live, tuple) else copy
+        is_tuple = isinstance(live if isinstance(live, list | tuple) else stored, tuple)
+        return tuple(copy) if is_tuple else copy
     return stored
 
 
@@ -133,7 +135,8 @@ def _without_tensors(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_tensors(item) for key, item in value.items() if not isinstance(item, _TENSORS)}
     if isinstance(value, list | tuple):
-        return [_without_tensors(item) for item in value]
+        items = [_without_tensors(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     return None if isinstance(value, _TENSORS) else value
 
 
@@ -146,7 +149,7 @@ def _check_merge(path: str, live: object, stored: object) -> None:
             if key in stored:
                 _check_merge(f"{path}.{key}", item, stored[key])
     elif isinstance(live, list | tuple):
-        if not isinstance(stored, list):
+        if not isinstance(stored, list | tuple):
             raise MismatchError(f"{path}: the state has a list here, the checkpoint {type(stored).__name__}")
         if any(_tensors(live, ())):
             if len(live) != len(stored):
@@ -167,7 +170,7 @@ def _missing(live: object, stored: object, path: tuple[str, ...]) -> Iterator[tu
         for key, item in live.items():
             yield from _missing(item, known.get(key, _ABSENT), (*path, str(key)))
     elif isinstance(live, list | tuple) and any(_tensors(live, ())):
-        items = stored if isinstance(stored, list) else [_ABSENT] * len(live)
+        items = stored if isinstance(stored, list | tuple) else [_ABSENT] * len(live)
         for index, (item, saved) in enumerate(zip(live, items, strict=True)):
             yield from _missing(item, saved, (*path, str(index)))
     elif stored is _ABSENT:

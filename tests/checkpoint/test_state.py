@@ -313,7 +313,7 @@ def test_a_tree_is_loaded_in_place():
     assert stored.objects["extra"]["value"] == {
         "w": [None, {}],
         "step": 3,
-        "pair": [3, "x"],
+        "pair": (3, "x"),
         "log": [1, 1, 1],
         5: {"none": None},
         "added": [1, {"b": b"\x00"}],
