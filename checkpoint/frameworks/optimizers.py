@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -48,6 +48,9 @@ class OptimizerGroup:
     ``param_groups.<index>.<name>``. Parameters carry the names they have in the module that owns them, found by
     identity, so the order of parameters is free. Where the optimizer's parameters come from several modules
     of the state, the module's group name comes first.
+
+    Hyperparameters go by the parameters they are of: a group takes those of the stored group that has the first of
+    its parameters which is stored at all, wherever that stood. A group of new parameters keeps its own.
 
     State that belongs to no parameter is stored among the plain values, under its own key.
 
@@ -157,6 +160,7 @@ class OptimizerGroup:
         if leeway.strict:
             self._check_groups(stored)
         by_name = self._by_stored_name(stored)
+        live_group = {at: index for index, at in reversed([*enumerate(self._stored_groups(stored))])}
         found = []
         fresh: dict[tuple[int, str], torch.Tensor] = {}
         for key, (dtype, shape) in rows.items():
@@ -179,10 +183,10 @@ class OptimizerGroup:
                             param, item, _dtype(param, item, dtype, shape, leeway), shape
                         )
                 found.append(self._local(key, live, param))
-            elif section == "param_groups" and name.isdecimal() and int(name) < len(self._groups):
-                live = self._optimizer.param_groups[int(name)].get(item)
+            elif section == "param_groups" and name.isdecimal() and int(name) in live_group:
+                live = self._optimizer.param_groups[live_group[int(name)]].get(item)
                 if not isinstance(live, torch.Tensor):
-                    live = torch.empty(shape, dtype=dtype)
+                    live = torch.empty(shape, dtype=dtype, device="cpu")
                 found.append(LocalTensor.of(self.name, key, live))
         return found
 
@@ -209,8 +213,29 @@ class OptimizerGroup:
             else:
                 self._optimizer.state.pop(tensor, None)
         self._apply_shared(stored.get("shared", {}))
-        for live, hyperparameters in zip(self._optimizer.param_groups, groups, strict=False):
-            live.update({key: like(live.get(key), value) for key, value in hyperparameters.items()})
+        taken: set[int] = set()
+        for live, index in zip(self._optimizer.param_groups, self._stored_groups(stored), strict=True):
+            if index is None:
+                continue
+            for key, value in groups[index].items():
+                if isinstance(value, torch.Tensor) and index in taken:
+                    old = live.get(key)
+                    live[key] = old.copy_(value) if isinstance(old, torch.Tensor) else value.clone()
+                else:
+                    live[key] = like(live.get(key), value)
+            taken.add(index)
+
+    def _stored_groups(self, stored: Mapping[str, Any]) -> list[int | None]:
+        """By group, the stored one that its hyperparameters are in; None if none of its parameters is stored."""
+        groups = [group["params"] for group in stored["param_groups"]]
+        index_of = {name: index for index, names in enumerate(groups) for name in names}
+        found: list[int | None] = []
+        for index, members in enumerate(self._groups):
+            names = (_known_name(param, index_of) for param in members)
+            by_name = next((index_of[name] for name in names if name in index_of), None)
+            both_empty = not members and index < len(groups) and not groups[index]
+            found.append(index if both_empty else by_name)
+        return found
 
     def _joined(
         self, by_name: Mapping[str, _Param], state: Mapping[str, dict[str, Any]]
@@ -308,7 +333,7 @@ class OptimizerGroup:
                 )
 
 
-def _known_name(param: _Param, known: set[str]) -> str:
+def _known_name(param: _Param, known: Container[str]) -> str:
     """The name of a parameter that the checkpoint uses; its first one when it uses none."""
     return next((name for name in param.names if name in known), param.names[0])
 

@@ -206,3 +206,41 @@ def test_new_state_keeps_the_stored_type_where_the_policy_allows_no_other(tmp_pa
         report = checkpoint.load(tmp_path / "c", resumed, dtype_policy=policy)  # type: ignore[arg-type]
         assert not report.converted
         assert resumed["optimizer"].state[resumed["model"].weight]["exp_avg"].dtype == torch.float32
+
+
+def grouped(model: nn.Linear, *groups: tuple[list[str], float]) -> AdamW:
+    """An optimizer whose groups have these parameters and this learning rate, as a tensor, and weight decay."""
+    named = dict(model.named_parameters())
+    return AdamW(
+        [
+            {"params": [named[name] for name in names], "lr": torch.tensor(rate), "weight_decay": rate}
+            for names, rate in groups
+        ]
+    )
+
+
+def rates(optimizer: AdamW) -> list[tuple[float, float]]:
+    return [(round(float(one["lr"]), 3), one["weight_decay"]) for one in optimizer.param_groups]
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "expected"),
+    [
+        ([(["weight"], 0.1), (["bias"], 0.2)], [(["bias"], 0.5), (["weight"], 0.5)], [0.2, 0.1]),
+        ([(["weight", "bias"], 0.1)], [(["bias"], 0.5), (["weight"], 0.6)], [0.1, 0.1]),
+        ([(["weight"], 0.1), (["bias"], 0.2)], [(["bias", "weight"], 0.5)], [0.2]),
+        ([(["weight"], 0.1)], [(["bias"], 0.5), (["weight"], 0.6)], [0.5, 0.1]),
+    ],
+    ids=["reordered", "split", "joined", "new"],
+)
+def test_hyperparameters_go_to_the_groups_of_their_parameters(
+    saved: Any, live: Any, expected: list[float], tmp_path: Path
+) -> None:
+    model = nn.Linear(2, 2)
+    checkpoint.save(tmp_path / "c", with_steps(grouped(model, *saved), model))
+    optimizer = grouped(model, *live)
+    held = [group["lr"] for group in optimizer.param_groups]
+    checkpoint.load(tmp_path / "c", {"model": model, "optimizer": optimizer}, strict=False)
+    assert rates(optimizer) == [(rate, rate) for rate in expected]
+    for group, rate in zip(optimizer.param_groups, held, strict=True):
+        assert group["lr"] is rate, "filled in place"
