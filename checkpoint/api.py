@@ -166,14 +166,19 @@ def load(
         RanksFailed: Some ranks failed; every rank raises it.
         CoordinationTimeout: Some ranks did not come; names them.
     """
-    options = LoadOptions(
-        strict=strict,
-        allow_missing=tuple(allow_missing),
-        allow_unexpected=tuple(allow_unexpected),
-        dtype_policy=dtype_policy,
-        verify=verify,
-        timeout_s=timeout_s,
-    )
+    loader = session_of(process_group).loader
+    name = loader.next_call()
+    with loader.checking_arguments(name, timeout_s):
+        options = LoadOptions(
+            strict=strict,
+            allow_missing=tuple(allow_missing),
+            allow_unexpected=tuple(allow_unexpected),
+            dtype_policy=dtype_policy,
+            verify=verify,
+            timeout_s=timeout_s,
+        )
+        store = as_store(path, storage_options)
+        groups = list(state)
     leeway = Leeway(strict=strict, allow_missing=options.allow_missing, may_become=options.may_become)
 
     def find(stored: Stored) -> Found:
@@ -184,9 +189,7 @@ def load(
     ) -> None:
         finish(state, stored, found, rank_objects=rank_objects)
 
-    return session_of(process_group).loader.load(
-        as_store(path, storage_options), list(state), find, apply, options
-    )
+    return loader.load(store, groups, find, apply, options, name=name)
 
 
 class Session:

@@ -298,8 +298,10 @@ class CheckpointManager:
             ValueError: ``dtype_policy`` is none of the three, or ``step`` is no whole number from 0.
             CheckpointError: As ``checkpoint.load``; of the newest copy if all are damaged.
         """
-        check_dtype_policy(dtype_policy)  # also where nothing is committed yet
-        step = None if step is None else step_number(step)
+        name = self._coordinator.next_call("restore")
+        with self._coordinator.checking(name, "latest", self._timeout_s):
+            check_dtype_policy(dtype_policy)  # also where nothing is committed yet
+            step = None if step is None else step_number(step)
 
         def decide(_: list[bytes]) -> bytes:
             steps = self.steps()[::-1]
@@ -309,7 +311,7 @@ class CheckpointManager:
             ).encode()
 
         # Ranks that look for themselves may see different steps while a save is in flight.
-        steps, found = json.loads(self._round(self._coordinator.next_call("restore"), "latest", decide))
+        steps, found = json.loads(self._round(name, "latest", decide))
         copies: list[tuple[int, Tier]] = [(one, Tier(tier)) for one, tier in found]
         if step is not None and not copies:
             copies = [(step, Tier.REMOTE)]  # which raises that there is nothing

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -114,6 +115,28 @@ class Coordinator:
         """A name for the rounds of one call; equal on all ranks, since they make the same calls in the same order."""
         self._num_calls[kind] += 1
         return f"{kind}/{self._num_calls[kind]}"
+
+    @contextmanager
+    def checking(self, name: str, stage: str, timeout_s: float) -> Iterator[None]:
+        """What is raised in it, before a round, is raised on, and fails the round: to others, this rank failed in it.
+
+        Args:
+            name: Of the round.
+            stage: Of the round.
+            timeout_s: Of the round.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._fail(name, stage, error, timeout_s)
+            raise
+
+    def _fail(self, name: str, stage: str, error: Exception, timeout_s: float) -> None:
+        def fail() -> bytes:
+            raise error
+
+        with suppress(Exception):  # whatever comes of it, this rank's own error tells more
+            self.round(name, stage, fail, lambda _: b"", timeout_s=timeout_s)
 
     def round(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +104,14 @@ class Loader:
         self._coordinator = coordinator
         self._machine = machine or this_machine()
 
+    def next_call(self) -> str:
+        """A name for the rounds of one load, to be taken before anything can fail; equal on all ranks."""
+        return self._coordinator.next_call("load")
+
+    def checking_arguments(self, name: str, timeout_s: float) -> AbstractContextManager[None]:
+        """What is raised in it fails the load of this name on all ranks: to the others, this one failed to open."""
+        return self._coordinator.checking(name, "open", timeout_s)
+
     def load(
         self,
         store: Store,
@@ -110,6 +119,8 @@ class Loader:
         targets: Targets,
         finish: Finish,
         options: LoadOptions,
+        *,
+        name: str | None = None,
     ) -> LoadReport:
         """Load; see ``checkpoint.load``.
 
@@ -119,12 +130,13 @@ class Loader:
             targets: Gives the tensors to fill; must not change the state.
             finish: Applies everything that is not tensor bytes, once they have arrived.
             options: How.
+            name: Of the call, if the caller has taken one with :meth:`next_call`.
 
         Raises:
             NotACheckpoint, FormatError, CorruptCheckpoint, TilingError, MismatchError: On all ranks alike; all but
                 CorruptCheckpoint before the state is touched.
         """
-        name = self._coordinator.next_call("load")
+        name = name or self.next_call()
 
         def round_of(
             stage: str, local: Callable[[], bytes], decide: Callable[[list[bytes]], bytes | list[bytes]]

@@ -15,8 +15,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
@@ -98,26 +98,9 @@ class Saver:
         """A name for the rounds of one save, to be taken before anything can fail; equal on all ranks."""
         return self._coordinator.next_call("save")
 
-    @contextmanager
-    def checking_arguments(self, name: str, timeout_s: float) -> Iterator[None]:
-        """What is raised in it is raised on, and fails the save on all ranks: to the others, this one failed to plan.
-
-        Args:
-            name: Of the call, from :meth:`next_call`.
-            timeout_s: Longest wait for other ranks.
-        """
-        try:
-            yield
-        except Exception as error:
-            self._fail_to_plan(name, error, timeout_s)
-            raise
-
-    def _fail_to_plan(self, name: str, error: Exception, timeout_s: float) -> None:
-        def fail() -> bytes:
-            raise error
-
-        with suppress(Exception):  # whatever comes of it, this rank's own error tells more
-            self._coordinator.round(name, "plan", fail, lambda _: b"", timeout_s=timeout_s)
+    def checking_arguments(self, name: str, timeout_s: float) -> AbstractContextManager[None]:
+        """What is raised in it fails the save of this name on all ranks: to the others, this one failed to plan."""
+        return self._coordinator.checking(name, "plan", timeout_s)
 
     def save(
         self,

@@ -232,6 +232,38 @@ def _bad_arguments(rank: int, world_size: int, root: str) -> list[object]:
     return [*found, ignored.step]
 
 
+def _bad_load_arguments(rank: int, world_size: int, root: str) -> list[object]:
+    """As `_bad_arguments`, of loads, with the step that is restored last."""
+    state = {"extra": {"n": 1}}
+    manager = checkpoint.CheckpointManager(root, timeout_s=30)
+    manager.save(1, state)
+    where = f"{root}/step-00000001"
+    calls: list[Callable[[bool], object]] = [
+        lambda bad: checkpoint.load(where, state, dtype_policy="no" if bad else "same"),  # type: ignore[arg-type]
+        lambda bad: checkpoint.load("no://where" if bad else where, state),
+        lambda bad: checkpoint.load(where, 5 if bad else state),  # type: ignore[arg-type]
+        lambda bad: manager.restore(state, dtype_policy="no" if bad else "same"),  # type: ignore[arg-type]
+        lambda bad: manager.restore(state, step="1" if bad else 1),  # type: ignore[arg-type]
+    ]
+    found: list[object] = []
+    for call in calls:
+        began = time.monotonic()
+        try:
+            call(rank == 1)
+        except RanksFailed as error:
+            found.append([(one.rank, one.stage) for one in error.members])
+        except Exception:
+            found.append("own")
+        assert time.monotonic() - began < 15
+    return [*found, manager.restore(state)]
+
+
+def test_bad_arguments_of_one_rank_fail_the_load_on_all_at_once_and_the_next_works(tmp_path: Path) -> None:
+    stages = ["open", "open", "open", "latest", "latest"]
+    for rank, result in enumerate(run_distributed(_bad_load_arguments, 2, str(tmp_path))):
+        assert result == [*("own" if rank == 1 else [(1, stage)] for stage in stages), 1]
+
+
 def test_bad_arguments_of_one_rank_fail_the_save_on_all_at_once_and_the_next_works(tmp_path: Path) -> None:
     results = run_distributed(_bad_arguments, 3, str(tmp_path))
     for rank, result in enumerate(results):
