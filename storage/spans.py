@@ -220,7 +220,7 @@ def remove_listener(listener: Listener) -> None:
         _remove(listener)
 
 
-def set_rank(rank: int | None) -> None:
+def set_rank(rank: int | None) -> int | None:
     """Say which rank of a job this process is: the attribute ``rank`` of every span that ends from now on.
 
     Until it is called, the rank is what the environment variable ``RANK`` held when the process began, as
@@ -229,13 +229,17 @@ def set_rank(rank: int | None) -> None:
     Args:
         rank: From 0; None if the process is not part of a job.
 
+    Returns:
+        What it was before.
+
     Raises:
         BadRequest: It is negative.
     """
     global _rank
     if rank is not None and rank < 0:
         raise BadRequest(f"rank is {rank}: it must be at least 0")
-    _rank = rank
+    before, _rank = _rank, rank
+    return before
 
 
 def span(name: str, **attributes: object) -> SpanHandle:

@@ -26,13 +26,14 @@ def recording(directory: str | os.PathLike[str], rank: int | None = None) -> Ite
         rank: Of this process; by default what the environment variable ``RANK`` says, else 0.
     """
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-    set_rank(rank)
+    rank_before = set_rank(rank)
     start_recording()
     try:
         yield
     finally:
         spans = drain()
         stop_recording()
+        set_rank(rank_before)
         Store(directory).write(f"rank-{rank:05d}.json", json.dumps(spans_to_json(spans)).encode())
 
 

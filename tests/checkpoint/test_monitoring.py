@@ -144,7 +144,7 @@ def saved_and_loaded(tmp_path: Path) -> list[Path]:
             state = {"extra": {"x": torch.ones(100)}}
             checkpoint.async_save(tmp_path / f"c{rank}", state).result()
             checkpoint.load(tmp_path / f"c{rank}", state)
-    set_rank(None)
+    assert set_rank(None) is None, "as it was before"
     return sorted((tmp_path / "spans").iterdir())
 
 
