@@ -253,6 +253,8 @@ class RayRuntime:
         held, num_asked = self.ready(), self._following - self._built
         if not num_asked and not held.steps:
             return True
+        if not self._last_bytes:
+            return False  # how large a step is, the first one tells
         num_bytes = held.num_bytes + (num_asked + 1) * self._last_bytes
         return num_asked <= self._prefetch and num_bytes <= self._job.mixture.ray.prefetch_bytes
 
