@@ -230,7 +230,8 @@ class SourceFeed:
 
 
 def _is_done(future: Future[SampleChunk], timeout_s: float) -> bool:
-    return bool(wait([future], max(0.0, timeout_s)).done)
+    wait([future], max(0.0, timeout_s))
+    return future.done()  # which is also true of one that was cancelled, and that `wait` waits for
 
 
 def _blocks(pieces: np.ndarray) -> np.ndarray:
