@@ -78,7 +78,7 @@ class BackgroundPool(Executor):
         self._lock = threading.Lock()
         self._is_shut = False
         self._threads: list[BackgroundThread] = []
-        self._idle = threading.Semaphore(0)
+        self._num_open = 0  # calls that are not done
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -92,7 +92,8 @@ class BackgroundPool(Executor):
             if self._is_shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._calls.put((future, functools.partial(fn, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_threads:
+            self._num_open += 1
+            if len(self._threads) < min(self._num_open, self._max_threads):
                 thread = BackgroundThread(self._run, name=self._name, ask_to_end=self._ask_to_end)
                 self._threads.append(thread)
                 thread.start()
@@ -127,28 +128,27 @@ class BackgroundPool(Executor):
                 item[0].cancel()
 
     def _run(self) -> None:
-        while True:
-            try:
-                item = self._calls.get_nowait()
-            except Empty:
-                self._idle.release()
-                item = self._calls.get()
-            if item is None:
-                return
-            _do(*item)
+        while (item := self._calls.get()) is not None:
+            self._do(*item)
             del item  # with what it holds on to, while the next is waited for
 
+    def _do(self, future: Future[T], call: Callable[[], T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            self._note_done()
+            return
+        try:
+            result = call()
+        except BaseException as error:
+            self._note_done()
+            future.set_exception(error)
+            del future  # which holds the error, whose frames hold it
+        else:
+            self._note_done()  # first, so that who waits for it and calls again finds this thread free
+            future.set_result(result)
 
-def _do(future: Future[T], call: Callable[[], T]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = call()
-    except BaseException as error:
-        future.set_exception(error)
-        del future  # which holds the error, whose frames hold it
-    else:
-        future.set_result(result)
+    def _note_done(self) -> None:
+        with self._lock:
+            self._num_open -= 1
 
 
 def _end_all() -> None:

@@ -130,6 +130,20 @@ def test_a_pool_that_is_shut_down_does_what_has_begun_and_the_rest_unless_that_i
         assert second.result(30) == "5"
 
 
+def test_a_pool_has_no_more_threads_than_calls_at_once_and_none_waits_behind_one_that_hangs() -> None:
+    pool, go_on = BackgroundPool(3, name="pool"), threading.Event()
+    for _ in range(100):
+        pool.submit(pow, 1, 1).result(30)
+    assert sum(thread.name == "pool" for thread in threading.enumerate()) == 1
+    hanging = pool.submit(go_on.wait, 30)
+    for _ in range(100):
+        pool.submit(pow, 1, 1).result(30)
+    assert sum(thread.name == "pool" for thread in threading.enumerate()) == 2
+    go_on.set()
+    assert hanging.result(30)
+    pool.shutdown()
+
+
 def test_a_pool_holds_on_to_no_call_that_is_done() -> None:
     class Thing:
         def do(self) -> None:
