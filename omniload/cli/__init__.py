@@ -7,6 +7,7 @@ asked for, which also keeps ``omniload --help`` quick.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import sys
 from typing import Any
@@ -66,6 +67,10 @@ app.command("top")(top.top)
 def main() -> None:
     """Run the command; what the user can mend ends in one line on stderr and exit code 2."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # names and text may have what a terminal cannot show
     try:
         app()
     except (OmniloadError, StorageError, BadRequest) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,19 @@ def test_validate_accepts_a_good_mixture_and_says_what_it_holds(
     assert code == 0
     assert "filtered" in out
     assert "2 for each of 6 data-parallel ranks" in out
+
+
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "größe.parquet", token_rows(0, 50, 30))
+    mixture = {"seq_len": 64, "packs": 4, "sources": {"a": {"path": "größe.parquet", "weight": 1}}}
+    done = subprocess.run(
+        [sys.executable, "-m", "omniload", "data", "preview", write_mixture(tmp_path, mixture)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "400"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"gr\\xf6\\xdfe.parquet" in done.stdout
 
 
 def test_preview_shows_where_samples_come_from(
