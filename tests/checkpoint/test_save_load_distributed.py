@@ -272,11 +272,11 @@ def test_bad_arguments_of_one_rank_fail_the_save_on_all_at_once_and_the_next_wor
 
 
 def _late(rank: int, world_size: int, root: str) -> tuple[list[str], list[int]]:
-    manager = checkpoint.CheckpointManager(root, save_every_minutes=1e-9, keep_last=None, timeout_s=0.5)
+    manager = checkpoint.CheckpointManager(root, save_every_minutes=1e-9, keep_last=None, timeout_s=2)
     raised = []
     for step in (1, 2):
         if (rank, step) == (0, 1):
-            time.sleep(3)  # the other gives up in the meantime, and takes no part in the save that is due
+            time.sleep(10)  # the other gives up in the meantime, and takes no part in the save that is due
         try:
             manager.save_if_due(step, {"extra": {"n": 1}})
         except CoordinationTimeout as error:
