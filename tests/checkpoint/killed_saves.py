@@ -236,6 +236,8 @@ def at_random_moments(scenario: Scenario, root: Path, num_kills: int, seed: int)
             os.kill(pid, signal.SIGKILL)  # a zombie if it was faster: it is waited for below
         codes, _ = running.wait()
         outcomes["killed"] += KILLED in codes
+        # About one in six ends before, however busy the machine was when the usual time was taken.
+        usual_s *= 1.01 if KILLED in codes else 0.95
         found = found_in(root)
         assert found.get(step) in (number, visible.get(step)), (number, found)
         assert all(found[one] == visible[one] for one in visible if one != step), (visible, found)
