@@ -66,18 +66,18 @@ def save(
         RanksFailed: Some ranks failed; every rank raises it.
         CoordinationTimeout: Some ranks did not come; names them.
     """
-    saver = session_of(process_group).saver
-    name = saver.next_call()
-    with saver.checking_arguments(name, timeout_s):
-        options = SaveOptions(
-            step=step,
-            overwrite=overwrite,
-            timeout_s=timeout_s,
-            user_metadata={} if user_metadata is None else user_metadata,
-            compression=compression,
-        )
-        store = as_store(path, storage_options)
-    return saver.save(store, lambda: capture(state), options, background=False, name=name).result()
+    return _save(
+        path,
+        state,
+        step,
+        overwrite,
+        storage_options,
+        process_group,
+        timeout_s,
+        user_metadata,
+        compression,
+        background=False,
+    ).result()
 
 
 def async_save(
@@ -101,6 +101,33 @@ def async_save(
     Returns:
         A handle; its ``result()`` waits for the commit.
     """
+    return _save(
+        path,
+        state,
+        step,
+        overwrite,
+        storage_options,
+        process_group,
+        timeout_s,
+        user_metadata,
+        compression,
+        background=True,
+    )
+
+
+def _save(
+    path: Place,
+    state: Mapping[str, object],
+    step: int | None,
+    overwrite: bool,
+    storage_options: Mapping[str, object] | None,
+    process_group: dist.ProcessGroup | None,
+    timeout_s: float,
+    user_metadata: Mapping[str, object] | None,
+    compression: Compression | None,
+    *,
+    background: bool,
+) -> SaveHandle:
     saver = session_of(process_group).saver
     name = saver.next_call()
     with saver.checking_arguments(name, timeout_s):
@@ -112,7 +139,7 @@ def async_save(
             compression=compression,
         )
         store = as_store(path, storage_options)
-    return saver.save(store, lambda: capture(state), options, background=True, name=name)
+    return saver.save(store, lambda: capture(state), options, background=background, name=name)
 
 
 def load(
@@ -229,9 +256,8 @@ def session_of(process_group: dist.ProcessGroup | None) -> Session:
             _alone.append(Session(Coordinator(HashStore(), 0, 1)))
         return _alone[0]
     group = process_group if process_group is not None else dist.group.WORLD
-    if not isinstance(
-        group, dist.ProcessGroup
-    ):  # torch gives ranks that are not in a group something else for it
+    # To ranks that are not in a group torch gives something else for it.
+    if not isinstance(group, dist.ProcessGroup):
         raise ValueError(
             f"process_group is {group!r:.60}: rank {dist.get_rank()} is not in it, so it cannot take part"
         )
