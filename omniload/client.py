@@ -274,10 +274,11 @@ class MixtureLoader(DataLoader[Lane]):
         while True:
             with self._moving:
                 at = self._at
-                if gives := at.step is not None and at.yielded < len(self._lanes):
+                step = at.step if at.yielded < len(self._lanes) else None
+                if step is not None:
                     self._at = replace(at, yielded=at.yielded + 1)
-            if at.step is not None and gives:
-                yield self._lane(at.step, at.yielded)
+            if step is not None:
+                yield self._lane(step, at.yielded)
             elif not self._advance():
                 return
 

@@ -68,9 +68,8 @@ def main() -> None:
     """Run the command; what the user can mend ends in one line on stderr and exit code 2."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # names and text may have what a terminal cannot show
+        # Names and text may have what a terminal cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except (OmniloadError, StorageError, BadRequest) as error:
