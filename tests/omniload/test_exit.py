@@ -63,6 +63,12 @@ loader = DataLoader(mixture, timeout_s=TIMEOUT)
 """
 
 
+def with_a_read_that_hangs(timeout_s: int, script: str) -> subprocess.CompletedProcess[str]:
+    """What a process came to that runs a script with a ``loader`` whose reads hang after a while."""
+    whole = HANGING.replace("TIMEOUT", str(timeout_s)) + script
+    return subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=120)
+
+
 def test_a_process_ends_after_a_read_that_hangs() -> None:
     script = """
 try:
@@ -71,12 +77,7 @@ try:
 except LoaderTimeout:
     print("timed out")
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", HANGING.replace("TIMEOUT", "1") + script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = with_a_read_that_hangs(1, script)
     assert (ended.returncode, ended.stdout) == (0, "timed out\n")
     assert "the process ends while these threads still run: omniload-read" in ended.stderr
 
@@ -96,10 +97,5 @@ try:
 except KeyboardInterrupt:
     print("closed")
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", HANGING.replace("TIMEOUT", "3600") + script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = with_a_read_that_hangs(3600, script)
     assert (ended.returncode, ended.stdout) == (0, "closed\n")
